@@ -11,14 +11,15 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bdn.core.cache.index import CacheIndex, ChunkIndex, Steps
+from bdn.core.cache.index import CacheIndex, Steps
 from bdn.core.chunk import CHUNK_SIZE, FileLayout
 from bench import agent_memory, collected, documents, many_agents, opened_objects, published
 from bench.report import Figure, scaled
+from node_agent.cache.cluster_tier import ClusterTier
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from tests.support.agent.cache import a_tier
+from tests.support.agent.cache import a_tier, a_tier_of_chunks, at_once
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.ring import Ring
 from tests.support.content.layouts import held_of
@@ -46,7 +47,7 @@ def plans() -> Sequence[Figure]:
             began = time.thread_time()
         turns.append(1000 * (time.thread_time() - began))
 
-    plan = index.plan_lru(10**15)
+    plan = at_once(index.planning(size=10**15))
     run(index.planning(size=10**15))
     run(index.evicting(plan.victims))
     what = f"{manifests} manifests of 100 files, planned and evicted"
@@ -63,8 +64,8 @@ def chunks() -> Sequence[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         held = HeldChunks(WholeFiles(Places(Path(folder))), CacheIndex(), a_tier(Path(folder)), lambda _: None)
         in_files = _allocated(lambda: _hold_files(held, count)) / count
-    index = ChunkIndex()
-    for_peers = _allocated(lambda: _hold_chunks(index, count)) / count
+    held_for_peers: list[ClusterTier] = []
+    for_peers = _allocated(lambda: held_for_peers.append(_hold_chunks(count))) / count
     tracemalloc.stop()
     return [
         Figure(f"{count} chunks of files of 1000: memory per chunk", "bytes", (in_files,), "<= 120"),
@@ -87,11 +88,8 @@ def _hold_files(held: HeldChunks, count: int) -> None:
     held.add(held_of({str(number): one for number, one in enumerate(layouts)}))
 
 
-def _hold_chunks(index: ChunkIndex, count: int) -> None:
-    for number in range(count):
-        chunk = named(str(number))
-        index.admit(named("manifest"), chunk, CHUNK_SIZE - number, now=0, budget=count * CHUNK_SIZE)
-        index.commit(chunk)
+def _hold_chunks(count: int) -> ClusterTier:
+    return a_tier_of_chunks(named("manifest"), {named(str(number)): CHUNK_SIZE - number for number in range(count)})
 
 
 def asked() -> Sequence[Figure]:

@@ -1,22 +1,22 @@
 """The cluster tier of one agent: the chunks that it holds for its peers, within a budget of their own.
 
-On disk: ``cluster/chunks/<manifest>/<chunk>``, whole chunks under every manifest that names them. The folders are the
-only record: a folder holds its manifest's chunks, a chunk of two manifests is two links to one file, and a folder's
-modification time is the manifest's last use. No other record can disagree with the disk, and a kill at any point leaves
-nothing to repair except partial files in ``incoming``.
+On disk: ``cluster/chunks/<manifest>/<chunk>``, whole chunks in the folder of the manifest for which they were read. The
+folders are the only record, and a folder's modification time is the manifest's last use. No other record can disagree
+with the disk, and a kill at any point leaves nothing to repair except partial files in ``incoming``.
 """
 
 import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from bdn.core.cache.index import ChunkIndex, EvictionPlan, EvictionReason, Victim
+from bdn.core.cache.digest_table import DigestTable
+from bdn.core.cache.index import EvictionReason, SpaceLedger, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
@@ -25,6 +25,7 @@ from bdn.disk.durable import disk_errors, make_folder, open_existing, remove_tre
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 
 logger = logging.getLogger(__name__)
+IN_USE_SECONDS: Final = 60.0  # after its last use; until then peers are likely to request more of a manifest
 _TOUCH_SECONDS: Final = 30.0  # between two writes of a manifest's last use to disk: the LRU order that a kill can lose
 
 
@@ -42,7 +43,6 @@ class ChunkFiles:
         self._chunks = root / "chunks"
         self._incoming = root / "incoming"
         self._writes = writes
-        self._numbers = itertools.count()  # a count can be shared by threads; a generator cannot
 
     def scan(self) -> list[FoundChunks]:
         """Make the folders, remove partial files that a kill left, and list the chunks on disk."""
@@ -53,11 +53,6 @@ class ChunkFiles:
                 path.unlink()
             found = [self._look(folder) for folder in self._chunks.iterdir()]
         return [one for one in found if one is not None]
-
-    def look_at(self, manifest: Digest) -> FoundChunks | None:
-        """The folder's chunks now. None if it is empty or absent."""
-        with disk_errors(self._chunks / manifest.hex):
-            return self._look(self._chunks / manifest.hex)
 
     def _look(self, folder: Path) -> FoundChunks | None:
         try:
@@ -72,129 +67,140 @@ class ChunkFiles:
             return None
         return FoundChunks(manifest, chunks, folder.stat().st_mtime)
 
-    def write(self, content: memoryview) -> Path:
-        """Write a verified chunk, durable and read-only. The caller names it with ``appear``."""
-        aside = self._incoming / str(next(self._numbers))
+    def write(self, chunk: Digest, content: memoryview) -> None:
+        """Write a verified chunk aside, durable and read-only. Then call ``appear``; after a failure, ``discard``."""
+        aside = self._incoming / chunk.hex
         with disk_errors(aside):
+            aside.unlink(missing_ok=True)  # an earlier ``discard`` may have failed
+            file = DirectFile(aside, self._writes)
             try:
-                file = DirectFile(aside, self._writes)
-                try:
-                    file.open()
-                    file.write(content, 0)
-                    os.fchmod(file.descriptor, 0o444)
-                    os.fdatasync(file.descriptor)
-                finally:
-                    file.close()
-            except OSError:
-                with suppress(OSError):  # the first failure says more
-                    aside.unlink()
-                raise
-        return aside
-
-    def appear(self, aside: Path, chunk: Digest, manifests: Iterable[Digest]) -> None:
-        """Link a written chunk into the folders of these manifests, or remove it if there are none.
-
-        The names are not synced: a power cut may undo them, which does no harm. Do not call while one of the folders is
-        being removed: the removal would delete the chunk, or the folder would be missing.
-        """
-        with disk_errors(aside):
-            try:
-                for manifest in manifests:
-                    self._link(aside, manifest, chunk)
+                file.open()
+                file.write(content, 0)
+                os.fchmod(file.descriptor, 0o444)
+                os.fdatasync(file.descriptor)
             finally:
-                aside.unlink()
+                file.close()
 
-    def link(self, chunk: Digest, holder: Digest, manifest: Digest) -> None:
-        """Link a chunk from the folder of ``holder`` into another manifest's folder."""
-        with disk_errors(self.path(manifest, chunk)):
-            self._link(self.path(holder, chunk), manifest, chunk)
+    def discard(self, chunk: Digest) -> None:
+        with suppress(OSError):  # the failure before says more
+            (self._incoming / chunk.hex).unlink()
+
+    def appear(self, manifest: Digest, chunk: Digest) -> None:
+        """Move a written chunk into the manifest's folder. Do not call during ``remove_folder``.
+
+        The name is not synced: a power cut may undo it, which does no harm.
+        """
+        path = self.path(manifest, chunk)
+        with disk_errors(path):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            (self._incoming / chunk.hex).rename(path)
 
     def open(self, manifest: Digest, chunk: Digest) -> BinaryIO | None:
         return open_existing(self.path(manifest, chunk))
-
-    def has(self, manifest: Digest, chunk: Digest) -> bool:
-        path = self.path(manifest, chunk)
-        with disk_errors(path):
-            return path.exists()
 
     def touch(self, manifest: Digest, now: float) -> None:
         folder = self._chunks / manifest.hex
         with disk_errors(folder), suppress(FileNotFoundError):
             os.utime(folder, ns=(int(now * 1e9), int(now * 1e9)))
 
-    def remove(self, manifests: Iterable[Digest], chunk: Digest) -> None:
-        for manifest in manifests:
-            path = self.path(manifest, chunk)
-            with disk_errors(path):
-                path.unlink(missing_ok=True)
+    def remove(self, manifest: Digest, chunk: Digest) -> None:
+        path = self.path(manifest, chunk)
+        with disk_errors(path):
+            path.unlink(missing_ok=True)
 
-    def remove_all(self, manifest: Digest) -> None:
-        with disk_errors(self._chunks / manifest.hex):
-            remove_tree(self._chunks / manifest.hex)
+    def remove_folder(self, manifest: Digest) -> None:
+        """Remove the folder if it is empty; otherwise the next start scans it."""
+        with suppress(OSError):
+            (self._chunks / manifest.hex).rmdir()
 
     def path(self, manifest: Digest, chunk: Digest) -> Path:
         return self._chunks / manifest.hex / chunk.hex
 
-    def _link(self, file: Path, manifest: Digest, chunk: Digest) -> None:
-        path = self.path(manifest, chunk)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError):
-            os.link(file, path)
+
+@dataclass(slots=True)
+class _Share:
+    """The whole chunks of a manifest. ``noted`` is the last use that is also on disk."""
+
+    number: int
+    last_used: float
+    noted: float = 0.0
+    size: int = 0  # bytes
+    chunks: DigestTable = field(default_factory=DigestTable)
 
 
 @dataclass(frozen=True)
 class ClusterTier:
-    """The rules of ``ChunkIndex``, carried out on disk. All methods block, and may be called from any thread.
+    """Chunks by the manifest for which they were read. Manifests are evicted whole, least recently used first.
 
-    One lock is held while the index changes and victims are deleted. So no call gets room that is still full, or adds a
-    chunk that is about to be deleted. ``open`` does not acquire the lock: a peer never waits for a deletion, and an
-    open file stays readable after its eviction. Files that a failing disk does not delete are counted again.
+    A chunk of several manifests is held for the first of them, and is evicted with it. Until then it is also served to
+    peers that read another one.
 
-    ``budget`` is the limit in bytes now. ``events`` are called in the caller's thread.
+    One lock is held while the state changes and victims are deleted. So no call gets room that is still full. ``open``
+    does not acquire the lock: a peer never waits for a deletion, and an open file stays readable after its eviction.
+    A chunk is counted until its file is deleted, so the counts are right after a deletion that failed half-way.
+
+    All methods block, and may be called from any thread. ``budget`` is the limit in bytes now; ``clock`` never goes
+    back. ``events`` are called in the caller's thread. Callers only read the ``ledger``.
     """
 
     files: ChunkFiles
-    index: ChunkIndex
     budget: Callable[[], int]
     clock: Callable[[], float]
     events: CacheEvents
+    ledger: SpaceLedger = field(default_factory=lambda: SpaceLedger(DigestTable(width=4)))
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _used: dict[Digest, float] = field(default_factory=dict)  # uses not yet applied to the index
-    _noted: dict[Digest, float] = field(default_factory=dict)  # last uses already written to disk
+    _shares: dict[Digest, _Share] = field(default_factory=dict)  # by manifest
+    _owners: DigestTable = field(default_factory=lambda: DigestTable(width=4))  # whole chunk -> number of its share
+    _manifests: dict[int, Digest] = field(default_factory=dict)  # by number; numbers are not reused
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def load(self) -> None:
-        """Count what is on disk. Call before any other method."""
-        for found in sorted(self.files.scan(), key=lambda one: one.last_used):
-            self.index.restore(found.manifest, found.chunks, last_used=found.last_used)
+    def load(self) -> float:
+        """Count what is on disk. Call before any other method. Returns the time of the last use."""
+        for found in sorted(self.files.scan(), key=lambda one: one.last_used, reverse=True):
+            for chunk, size in found.chunks.items():
+                if self.holds(chunk):  # under two manifests by an earlier version
+                    self.files.remove(found.manifest, chunk)
+                else:
+                    self.ledger.reserve(chunk, size)
+                    self._hold(found.manifest, chunk, found.last_used)
+        return max((share.last_used for share in self._shares.values()), default=0.0)
 
     # --- reading ---
 
     def open(self, chunk: Digest) -> BinaryIO | None:
-        """The chunk's file, which the caller closes, or None. Marks the chunk's manifests as used."""
-        names = self.index.named_by(chunk)
-        for manifest in names:
-            file = self.files.open(manifest, chunk)
-            if file is not None:
-                for name in names:
-                    self._touch(name)
-                return file
-        if self.holds(chunk):
-            self._check(chunk)
+        """The chunk's file, which the caller closes, or None. Marks the chunk's manifest as used."""
+        manifest = self.manifest_of(chunk)
+        if manifest is None:
+            return None
+        file = self.files.open(manifest, chunk)
+        if file is not None:
+            self._touch(manifest)
+            return file
+        with self._lock:  # evicted meanwhile; or removed by another program, and the disk wins
+            if self.manifest_of(chunk) == manifest:
+                logger.warning("chunk %s vanished from the cache directory; dropping it from the index", chunk)
+                self._remove(chunk)
         return None
 
     def holds(self, chunk: Digest) -> bool:
-        """Whether the index counts the chunk as whole. The file may have been removed from disk since."""
-        return self.index.ledger.is_committed(chunk)
+        """Whether the tier counts the chunk as whole. The file may have been removed from disk since."""
+        return self.ledger.is_committed(chunk)
 
-    def manifests(self) -> tuple[Digest, ...]:
-        """Manifests with at least one chunk here or being read."""
-        with self._lock:
-            return self.index.manifests()
+    def manifest_of(self, chunk: Digest) -> Digest | None:
+        """The manifest for which the chunk was read; None if the chunk is not here."""
+        return self._manifests.get(self._owners.get(chunk, -1))
 
     def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
-        """The manifest's whole chunks. Does not mark them as used."""
+        """The manifest's chunks. Does not mark them as used."""
         with self._lock:
-            return self.index.chunks_of(manifest)
+            share = self._shares.get(manifest)
+            return frozenset(share.chunks if share else ())
+
+    def held(self) -> dict[Digest, tuple[int, float]]:
+        """Bytes and last use by manifest, least recently used first."""
+        with self._lock:
+            shares = [(manifest, self._shares[manifest]) for manifest in self._oldest_first()]
+            return {manifest: (share.size, share.last_used) for manifest, share in shares}
 
     # --- taking in ---
 
@@ -202,33 +208,28 @@ class ClusterTier:
         """Make room for a chunk, read it into ``buffer`` (exactly the chunk's size), and hold it.
 
         Returns:
-            False if the chunk was not read: it is here, or another call is reading it. The manifest now names it, too.
+            False if the chunk was not read: it is here, or another call is reading it.
 
         Raises:
             CacheTooSmallError, CacheFullError: nothing was read.
             BdnError: what ``read`` raises, or DISK_FAILED. The room is free again.
         """
         with self._lock:
-            self._hear_of_uses()
-            is_new, budget = not self.index.holds(manifest), self.budget()
-            admission = self.index.admit(manifest, chunk, len(buffer), now=self.clock(), budget=budget)
-            if not admission.missing:
-                self._link(chunk, manifest)
+            if self.ledger.size_of(chunk) is not None:
                 return False
-            decisions = [_made_room(victim, manifest) for victim in admission.victims]
-            try:
-                self._delete(admission.victims, "lru", decisions)
-            except BaseException:
-                self.index.lose(chunk)
-                raise
+            self._make_room(manifest, len(buffer))
+            self.ledger.reserve(chunk, len(buffer))
         try:
             read(buffer)
-            aside = self.files.write(buffer)
-            with self._lock:  # meanwhile more manifests may name the chunk, and some or all may have been evicted
-                self.files.appear(aside, chunk, self.index.named_by(chunk))
-                self.index.commit(chunk)
+            self.files.write(chunk, buffer)
+            with self._lock:
+                self.files.appear(manifest, chunk)
+                is_new = manifest not in self._shares
+                self._hold(manifest, chunk, self.clock())
         except BaseException:
-            self.lose(chunk)
+            self.files.discard(chunk)
+            with self._lock:
+                self.ledger.release(chunk)
             raise
         if is_new:
             self.events.changed()
@@ -248,118 +249,137 @@ class ClusterTier:
     # --- taking out ---
 
     def lose(self, chunk: Digest) -> None:
-        """Stop holding a chunk: its read failed, or its bytes do not match its digest."""
+        """Stop holding a chunk whose bytes do not match its digest, even if its file cannot be removed."""
         with self._lock:
-            self.files.remove(self.index.lose(chunk), chunk)
+            if chunk in self._owners:
+                try:
+                    self._remove(chunk)
+                except BdnError:
+                    self._forget(chunk)
+                    raise
 
     def drop(self, is_elsewhere: Callable[[Digest], bool]) -> int:
         """Remove chunks that a whole file of this node can serve as well. Returns how many."""
         with self._lock:
-            covered = [chunk for chunk in self.index.committed() if is_elsewhere(chunk)]
+            covered = [chunk for chunk in self._owners if is_elsewhere(chunk)]
             for chunk in covered:
-                self.files.remove(self.index.named_by(chunk), chunk)  # before ``lose``: a failed removal stays counted
-                self.index.lose(chunk)
+                self._remove(chunk)
         return len(covered)
 
-    def evict(
-        self, plan: Callable[[ChunkIndex], EvictionPlan], reason: EvictionReason, account: Account
-    ) -> EvictionPlan:
-        """Carry out the plan made from the index under the lock; ``account`` gives the reason for each victim.
+    def plan(self, manifests: Iterable[Digest] | None, size: int | None) -> tuple[Victim, ...]:
+        """What ``evict`` would evict."""
+        with self._lock:
+            return self._choose(manifests, size)
 
-        Raises ``DiskFailedError``: victims that could not be deleted are still held.
+    def evict(
+        self, manifests: Iterable[Digest] | None, size: int | None, reason: EvictionReason, account: Account
+    ) -> tuple[Victim, ...]:
+        """Evict these manifests (None: all, least recently used first) until ``size`` bytes, if given, are freed.
+
+        ``account`` gives the reason for each victim.
+
+        Raises ``DiskFailedError``: chunks that could not be deleted are still held.
         """
         with self._lock:
-            self._hear_of_uses()
-            decided = plan(self.index)
-            self.index.evict(decided)
-            self._delete(decided.victims, reason, list(map(account, decided.victims)))
-        return decided
-
-    def plan(self, plan: Callable[[ChunkIndex], EvictionPlan]) -> EvictionPlan:
-        with self._lock:
-            self._hear_of_uses()
-            return plan(self.index)
+            victims = self._choose(manifests, size)
+            self._delete(victims, reason, list(map(account, victims)))
+        return victims
 
     def trim(self) -> None:
         """Evict what exceeds the budget, which shrinks when the disk fills or the operator lowers it."""
-        held, budget = self.index.ledger.used_bytes, self.budget()
+        held, budget = self.ledger.used_bytes, self.budget()
         if held > budget:
-            account = over_budget("cluster", held, budget, budget)
-            self.evict(lambda index: index.plan_lru(held - budget), "trim", account)
-
-    # --- figures ---
-
-    def held(self) -> dict[Digest, tuple[int, float]]:
-        """Bytes and last use by manifest, least recently used first."""
-        with self._lock:
-            self._hear_of_uses()
-            index = self.index
-            return {
-                manifest: (index.size_of(manifest), index.recency.last_used(manifest)) for manifest in index.manifests()
-            }
+            self.evict(None, held - budget, "trim", over_budget("cluster", held, budget, budget))
 
     # --- inside; callers hold the lock, unless a docstring says otherwise ---
 
+    def _oldest_first(self) -> list[Digest]:
+        return sorted(self._shares, key=lambda manifest: self._shares[manifest].last_used)
+
+    def _choose(self, manifests: Iterable[Digest] | None, size: int | None) -> tuple[Victim, ...]:
+        victims: list[Victim] = []
+        freed = 0
+        for manifest in self._oldest_first() if manifests is None else dict.fromkeys(manifests):
+            if size is not None and freed >= size:
+                break
+            if (share := self._shares.get(manifest)) is not None:
+                victims.append(Victim(manifest, (), share.size, last_used=share.last_used))
+                freed += share.size
+        return tuple(victims)
+
+    def _make_room(self, newcomer: Digest, size: int) -> None:
+        """Evict manifests that are not in use, except the newcomer's, until ``size`` bytes fit."""
+        budget, used, now = self.budget(), self.ledger.used_bytes, self.clock()
+        if size > budget:
+            raise CacheTooSmallError(size, budget)
+        over = used + size - budget
+        if over <= 0:
+            return
+        idle = [
+            manifest
+            for manifest in self._oldest_first()
+            if manifest != newcomer and now - self._shares[manifest].last_used >= IN_USE_SECONDS
+        ]
+        victims = self._choose(idle, over)
+        freed = sum(victim.size for victim in victims)
+        if freed < over:
+            in_use = self.ledger.committed_bytes - freed
+            raise CacheFullError(size, max(0, budget - used), in_use, budget)
+        self._delete(victims, "lru", [_made_room(victim, newcomer) for victim in victims])
+
+    def _hold(self, manifest: Digest, chunk: Digest, now: float) -> None:
+        """Count a reserved chunk as whole."""
+        share = self._shares.get(manifest)
+        if share is None:
+            share = self._shares[manifest] = _Share(next(self._numbers), now)
+            self._manifests[share.number] = manifest
+        self.ledger.commit(chunk)
+        share.last_used = now
+        share.size += self.ledger.size_of(chunk) or 0
+        share.chunks[chunk] = 0
+        self._owners[chunk] = share.number
+
     def _touch(self, manifest: Digest) -> None:
-        """Without the lock: storing into a dictionary is atomic under the GIL."""
-        now = self.clock()
-        self._used[manifest] = now
-        if now - self._noted.get(manifest, 0) >= _TOUCH_SECONDS:
-            self._noted[manifest] = now
+        """Without the lock: of two concurrent uses either may win."""
+        share = self._shares.get(manifest)
+        if share is None:
+            return  # evicted meanwhile
+        share.last_used = now = self.clock()
+        if now - share.noted >= _TOUCH_SECONDS:
+            share.noted = now
             with suppress(BdnError):  # loses only the LRU order after the next restart
                 self.files.touch(manifest, now)
 
-    def _hear_of_uses(self) -> None:
-        while self._used:
-            manifest, now = self._used.popitem()
-            if self.index.holds(manifest):
-                self.index.recency.touch(manifest, now)
-            else:
-                self._noted.pop(manifest, None)
+    def _remove(self, chunk: Digest) -> None:
+        self.files.remove(self._manifests[self._owners[chunk]], chunk)
+        self._forget(chunk)
 
-    def _link(self, chunk: Digest, manifest: Digest) -> None:
-        """Link a whole chunk into the manifest's folder, so that it survives the eviction of other manifests."""
-        if not self.holds(chunk):
-            return  # still being read: the reading call links it for all manifests
-        names = self.index.named_by(chunk)
-        source = next((name for name in names if name != manifest and self.files.has(name, chunk)), None)
-        if source is not None:
-            self.files.link(chunk, source, manifest)
-
-    def _check(self, chunk: Digest) -> None:
-        """Without the lock: another program may have removed the file; the disk wins."""
-        with self._lock:
-            names = self.index.named_by(chunk)
-            if self.holds(chunk) and not any(self.files.has(name, chunk) for name in names):
-                logger.warning("chunk %s vanished from the cache directory; dropping it from the index", chunk)
-                self.index.lose(chunk)
+    def _forget(self, chunk: Digest) -> None:
+        """Stop counting the chunk."""
+        number = self._owners.pop(chunk)
+        manifest = self._manifests[number]
+        share = self._shares[manifest]
+        del share.chunks[chunk]
+        share.size -= self.ledger.release(chunk)
+        if not share.chunks:
+            del self._shares[manifest], self._manifests[number]
+            self.files.remove_folder(manifest)
 
     def _delete(self, victims: Sequence[Victim], reason: EvictionReason, decisions: Sequence[Event]) -> None:
-        """Delete victims that the index has already dropped."""
         self.events.decided(decisions)
         count = 0
         try:
             for victim in victims:
-                self.files.remove_all(victim.manifest)
-                self._noted.pop(victim.manifest, None)
+                for chunk in tuple(self._shares[victim.manifest].chunks):
+                    self._remove(chunk)
                 count += 1
         except BdnError as error:
-            self._count_again(victims[count:])
-            left = (victim.manifest for victim in victims[count:])
-            self.events.decided(kept(filter(self.index.holds, left), error))
+            self.events.decided(kept((victim.manifest for victim in victims[count:]), error))
             raise
         finally:
             if count:
                 self.events.evicted(reason, victims[:count])
                 self.events.changed()
-
-    def _count_again(self, victims: Iterable[Victim]) -> None:
-        """Count what the folders still hold. Uses the victims' times: the started deletion changed the folders' own."""
-        for victim in victims:
-            with suppress(BdnError):  # a folder that cannot be scanned cannot be served; the next start counts it
-                found = self.files.look_at(victim.manifest)
-                if found is not None:
-                    self.index.restore(victim.manifest, found.chunks, last_used=victim.last_used)
 
 
 def _made_room(victim: Victim, newcomer: Digest) -> Event:

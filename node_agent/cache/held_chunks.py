@@ -210,8 +210,9 @@ class HeldChunks:
     def named_by(self, digest: Digest) -> frozenset[Digest]:
         # The index belongs to the event loop. Copying one of its sets is atomic under the GIL.
         files = {digest, *(place.file for place in self._places_of(digest))}
-        documents = self._documents.get(digest, frozenset())
-        return self.tier.index.named_by(digest).union(documents, *map(self._index.named_by, files))
+        names = self._documents.get(digest, frozenset()).union(*map(self._index.named_by, files))
+        brought_for = self.tier.manifest_of(digest)
+        return names if brought_for is None else names | {brought_for}
 
     # --- inside ---
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bdn.core.cache.index import CacheIndex, ChunkIndex, EvictionReason, Victim
+from bdn.core.cache.index import CacheIndex, EvictionReason, Victim
 from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.layout import Manifest
@@ -61,8 +61,7 @@ async def open_tiers(
     """
     places, writes = disk.places, disk.writes
     uses, suspects = UseClock(clock), SuspectFiles()
-    index, chunk_index, manifests = CacheIndex(), ChunkIndex(), ManifestRecords(places)
-    space = Space(settings, disk, node=index.ledger, cluster=chunk_index.ledger)
+    index, manifests = CacheIndex(), ManifestRecords(places)
 
     def evicted(tier: Tier, reason: EvictionReason, victims: Sequence[Victim]) -> None:
         on_evicted(tier, reason, len(victims))
@@ -74,20 +73,20 @@ async def open_tiers(
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, on_change)
     cluster_events = CacheEvents(tell, partial(evicted, "cluster"), journal.record)
     chunk_files = ChunkFiles(places.root / "cluster", writes)
-    cluster = ClusterTier(chunk_files, chunk_index, lambda: space.room().budgets.cluster, uses, cluster_events)
+    cluster = ClusterTier(chunk_files, lambda: space.room().budgets.cluster, uses, cluster_events)
+    space = Space(settings, disk, node=index.ledger, cluster=cluster.ledger)
     chunks = HeldChunks(disk.files, index, cluster, suspects.add)
     access = PeerAccess(chunks, None if settings.auth == "off" else verify)
     events = CacheEvents(on_change, partial(evicted, "node"), journal.record)
     node = NodeCache(index, CacheFiles(disk.files, manifests), chunks, space, uses, events)
 
-    await in_thread(cluster.load)
+    uses.seen(await in_thread(cluster.load))
     scanner = Scanner(disk.files, manifests, chunks, suspects)
     for found in await in_thread(scanner.run):
         found.restore(index)
         await asyncio.sleep(0)
-    for order in (index.recency, chunk_index.recency):
-        for manifest in order.oldest_first():
-            uses.seen(order.last_used(manifest))
+    for manifest in index.recency.oldest_first():
+        uses.seen(index.recency.last_used(manifest))
     await in_thread(journal.record, scanner.decisions)
     return CacheTiers(node, access, suspects)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, Steps, TierIndex, Victim, at_once
+from bdn.core.cache.index import EvictionPlan, EvictionReason, Holder, Leased, Victim
 from bdn.core.chunk import Digest, digest_in
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError, LimitExceededError
 from bdn.core.layout import Manifest
@@ -128,9 +128,6 @@ class CommandInbox:
 # --- Evictions: by manifest, by job, by age or everything ---
 
 
-Plan = Callable[[TierIndex[Any]], Steps[EvictionPlan]]  # for either tier
-
-
 @dataclass(frozen=True)
 class EvictionCommands:
     """Carries out evictions, atomic per manifest and tier. Victims evicted before a failure stay evicted."""
@@ -153,28 +150,29 @@ class EvictionCommands:
             InvalidRequestError: the command has no selection, or several.
             DiskFailedError, MountFailedError: something could not be removed.
         """
-        plan = self._plan(command)
+        manifests = self._selected(command)
         items: list[EvictedItem] = []
         if command.tier in (None, "node"):
-            items += await self._items("node", await self._evict_node(command, plan))
+            items += await self._items("node", await self._evict_node(command, manifests))
         if command.tier in (None, "cluster"):
-            items += await self._items("cluster", await self._evict_cluster(command, plan))
+            items += await self._items("cluster", await self._evict_cluster(command, manifests))
         return items
 
-    async def _evict_node(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
-        cache = self.lifecycle.cache
+    async def _evict_node(self, command: EvictCommand, manifests: list[Digest] | None) -> EvictionPlan:
+        cache, size = self.lifecycle.cache, command.lru_bytes
         if command.dry_run:
-            return await in_steps(plan(cache.index))
+            return await in_steps(cache.index.planning(manifests, size=size, force=command.force))
         await self.lifecycle.release_abandoned()
         broken: dict[Digest, tuple[Holder, ...]] = {}
         if command.force:
-            forced = await in_steps(plan(cache.index))
+            forced = await in_steps(cache.index.planning(manifests, size=size, force=True))
             broken = {victim.manifest: victim.holders for victim in forced.victims}
             await self._break_leases(forced)
-            # A stage may have acquired a new lease since the leases were broken; the new lease is respected.
-            plan = self._plan(command.model_copy(update={"force": False}))
         account = OnRequest(command, "node", broken)
-        done = await cache.evict(plan, "forced" if command.force else "request", account)
+        # Without force: a stage may have acquired a new lease since the leases were broken; the new lease is respected.
+        done = await cache.evict(
+            lambda index: index.planning(manifests, size=size), "forced" if command.force else "request", account
+        )
         victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
         seen = {one.manifest for one in done.victims} | {one.manifest for one in done.refused}
         # A manifest that was only begun went with its last holder; the report names it all the same.
@@ -185,14 +183,14 @@ class EvictionCommands:
         await in_thread(cache.events.decided, also)
         return EvictionPlan((*victims, *begun), done.refused)
 
-    async def _evict_cluster(self, command: EvictCommand, plan: Plan) -> EvictionPlan:
+    async def _evict_cluster(self, command: EvictCommand, manifests: list[Digest] | None) -> EvictionPlan:
         """The cluster tier has no leases: a peer that reads a chunk continues, or reads the chunk elsewhere."""
         tier = self.lifecycle.cache.chunks.tier
         if command.dry_run:
-            return await in_thread(tier.plan, lambda index: at_once(plan(index)))
+            return EvictionPlan(await in_thread(tier.plan, manifests, command.lru_bytes), ())
         reason: EvictionReason = "forced" if command.force else "request"
         account = OnRequest(command, "cluster", {})
-        return await in_thread(tier.evict, lambda index: at_once(plan(index)), reason, account)
+        return EvictionPlan(await in_thread(tier.evict, manifests, command.lru_bytes, reason, account), ())
 
     async def _break_leases(self, plan: EvictionPlan) -> None:
         for victim in plan.victims:
@@ -205,17 +203,12 @@ class EvictionCommands:
                     error = CanceledError(f"{holder}, by a forced eviction,")
                     await self.lifecycle.release(stage, error, ending="forced")
 
-    def _plan(self, command: EvictCommand) -> Plan:
-        """The command's selection, as a plan to be made from an index later."""
+    def _selected(self, command: EvictCommand) -> list[Digest] | None:
+        """The selected manifests; None: all, or by age. Raises ``InvalidRequestError``."""
         manifests = self._manifests(command)
-        size, force = command.lru_bytes, command.force
-        if [size is not None, manifests is not None, command.all].count(True) != 1:
+        if [command.lru_bytes is not None, manifests is not None, command.all].count(True) != 1:
             raise InvalidRequestError("select by exactly one of manifests, job, lru_bytes and all")
-        if size is not None:
-            return lambda index: index.planning(size=size, force=force)
-        if manifests is not None:
-            return lambda index: index.planning(manifests, force=force)
-        return lambda index: index.planning(force=force)
+        return manifests
 
     def _manifests(self, command: EvictCommand) -> list[Digest] | None:
         if command.manifests is not None:

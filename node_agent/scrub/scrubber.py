@@ -20,7 +20,7 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.events import Event
 from bdn.core.pace.rounds import Position, ScrubbedTier, ScrubRound
 from bdn.disk.durable import disk_errors, write_at_once
-from bdn.wire.operation_schema import DamagedItem, Outcome, Tier
+from bdn.wire.operation_schema import DamagedItem, Outcome
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import SuspectFiles
@@ -111,29 +111,24 @@ class Scrubber:
     # --- what is held ---
 
     async def left_of(
-        self, round_: ScrubRound, seen: set[tuple[Tier, Digest]], only: frozenset[Digest] | None = None
+        self, round_: ScrubRound, seen: set[Digest], only: frozenset[Digest] | None = None
     ) -> AsyncIterator[Position]:
         """The positions that a round has not reached, in order; only manifests in ``only``, if given.
 
-        A content of several manifests is yielded once: ``seen`` contains those yielded before.
+        A file of several manifests is yielded once: ``seen`` contains those yielded before.
         """
         index, tier = self.cache.index, self.cache.chunks.tier
-        held = {*index.manifests(), *await in_thread(tier.manifests)}
+        held = {*index.manifests(), *await in_thread(tier.held)}
         for manifest in round_.manifests(held if only is None else held & only):
             files = tuple(index.contents_of(manifest)) if index.holds(manifest) else ()
             chunks = await in_thread(tier.chunks_of, manifest)
             for position in await in_thread(round_.positions, manifest, files, chunks):
-                place = (position.tier, position.content)
-                if place in seen:
-                    continue
-                if len(await self._names(position)) > 1:
-                    seen.add(place)
+                if position.tier == "node":
+                    if position.content in seen:
+                        continue
+                    if len(index.named_by(position.content)) > 1:
+                        seen.add(position.content)
                 yield position
-
-    async def _names(self, position: Position) -> frozenset[Digest]:
-        if position.tier == "cluster":
-            return await in_thread(self.cache.chunks.tier.index.named_by, position.content)
-        return self.cache.index.named_by(position.content)
 
     async def look(self, position: Position, findings: Findings) -> None:
         await (self.chunk if position.tier == "cluster" else self.file)(position.manifest, position.content, findings)
@@ -170,7 +165,7 @@ class Scrubber:
     async def chunk(self, manifest: Digest, chunk: Digest, findings: Findings) -> None:
         """Verify a chunk of the cluster tier. A wrong chunk is dropped and fetched again on demand."""
         tier = self.cache.chunks.tier
-        size = tier.index.ledger.size_of(chunk)
+        size = tier.ledger.size_of(chunk)
         if size is None or not tier.holds(chunk):
             return
         target = ScrubTarget(tier.files.path(manifest, chunk), chunk, manifest, "cluster")
@@ -346,8 +341,7 @@ class Rounds:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _noted_at: float = 0.0
-    # contents of several manifests, verified in this round
-    _seen: set[tuple[Tier, Digest]] = field(default_factory=set)
+    _seen: set[Digest] = field(default_factory=set)  # files of several manifests, verified in this round
 
     async def run(self) -> None:
         self.record.suspects.on_news = self._wake_from_any_thread()

@@ -12,6 +12,7 @@ from bdn.core.layout import Manifest
 from bdn.wire.heartbeat_schema import Report
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand
 from node_agent.app import Agent
+from tests.support.agent.cache import at_once
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, held_by
 from tests.support.agent.rig import Rig, staged
 from tests.support.content.noise import MIB, noise
@@ -61,7 +62,7 @@ async def test_a_prefetch_leaves_the_content_in_the_cache_without_a_lease(mirror
         assert report.prefetch is not None
         assert (report.prefetch.bytes_total, report.prefetch.bytes_from.mirror) == (SIZE, SIZE)
         assert agent.cache.index.is_complete(manifest.digest)
-        (victim,) = agent.cache.index.plan([manifest.digest]).victims
+        (victim,) = at_once(agent.cache.index.planning([manifest.digest])).victims
         assert victim.holders == ()
 
         def told() -> list[tuple[bool, list[str]]]:

@@ -300,7 +300,7 @@ async def test_a_wrong_chunk_of_the_cluster_tier_is_dropped(rig: Rig, tally: Tal
             await node.a_week_later()
 
             assert not tier.holds(chunk)
-            assert tier.index.ledger.used_bytes == 0
+            assert tier.ledger.used_bytes == 0
             assert await node.counted("lost", "cluster") == number
             tally.add(scenarios=1, faults=1, refused=1)
         assert {found["tier"] for found in node.evidence()} == {"cluster"}

@@ -186,10 +186,10 @@ async def test_a_cluster_tier_whose_disk_turns_read_only_holds_what_it_held_and_
             for _ in range(2):  # the first one left something behind that the second one waited for, for ever
                 with pytest.raises(BdnError):
                     await asked(peer, agent, mirror, new, NEW)
-                assert (tier.held(), tier.index.ledger.reserved_bytes) == (held, 0)
+                assert (tier.held(), tier.ledger.reserved_bytes) == (held, 0)
             with pytest.raises(DiskFailedError, match="Read-only file system"):
                 await agent.evictions.evict(EvictCommand(id="evc", all=True, tier="cluster"))
-            assert (tier.held(), tier.index.ledger.reserved_bytes) == (held, 0)
+            assert (tier.held(), tier.ledger.reserved_bytes) == (held, 0)
             tally.add(wrong=await asked(peer, agent, mirror, old, OLD) != OLD)
         clock.now += 61
         tally.add(wrong=await asked(peer, agent, mirror, new, NEW) != NEW)
@@ -205,11 +205,11 @@ async def test_who_asks_for_a_chunk_that_is_for_ever_on_its_way_is_told_so_and_g
     manifest = mirror.publish({"f": NEW})
     async with rig.agent() as agent:
         tier = agent.cache.chunks.tier
-        tier.index.admit(manifest.digest, digest_of(NEW), len(NEW), now=time.time(), budget=4 * MIB)
+        tier.ledger.reserve(digest_of(NEW), len(NEW))
         with pytest.raises(BdnError, match="still fetching chunk"):
             await asked(peer, agent, mirror, manifest, NEW)
         assert not mirror.chunk_requests
-        tier.index.lose(digest_of(NEW))
+        tier.ledger.release(digest_of(NEW))
         tally.add(wrong=await asked(peer, agent, mirror, manifest, NEW) != NEW)
     tally.add(scenarios=1, faults=1, refused=1)
 

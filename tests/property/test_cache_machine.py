@@ -9,6 +9,7 @@ from bdn.core.cache.index import CacheIndex, EvictionPlan, Holder, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from node_agent.cache.space import TierBudgets, kept, share
+from tests.support.agent.cache import at_once
 from tests.support.agent.cache_oracle import CacheOracle, Full, Gone, TooSmall
 from tests.support.content.names import named, stage
 from tests.support.promises.tally import FULL
@@ -53,16 +54,17 @@ class CacheMachine(RuleBasedStateMachine):
     def admit(self, manifest: Digest, holder: Holder, budget: int) -> None:
         contents, protected = self.contents_of(manifest), self.oracle.leased_contents()
         verdict = self.oracle.admit(manifest, holder, now=self.now, budget=budget)
+        admitting = self.index.admitting(manifest, contents, holder, now=self.now, budget=budget)
         if isinstance(verdict, TooSmall):
             with pytest.raises(CacheTooSmallError) as too_small:
-                self.index.admit(manifest, contents, holder, now=self.now, budget=budget)
+                at_once(admitting)
             assert tuple(too_small.value.details().values()) == verdict
         elif isinstance(verdict, Full):
             with pytest.raises(CacheFullError) as full:
-                self.index.admit(manifest, contents, holder, now=self.now, budget=budget)
+                at_once(admitting)
             assert tuple(full.value.details().values())[:4] == verdict
         else:
-            admission = self.index.admit(manifest, contents, holder, now=self.now, budget=budget)
+            admission = at_once(admitting)
             assert plain(admission.victims) == verdict.victims
             assert admission.missing == tuple(content for content in contents if content in verdict.missing)
             assert not any(protected & set(victim.contents) for victim in admission.victims)
@@ -146,18 +148,20 @@ class CacheMachine(RuleBasedStateMachine):
         if not force:
             assert not any(self.oracle.leased_contents() & each.contents for each in gone)
         if really:
-            self.index.evict(plan)
+            at_once(self.index.evicting(plan.victims))
             self.oracle.remove(gone)
 
     @rule(asked=st.lists(manifests, max_size=4), force=rarely, really=st.booleans())
     def evict_by_manifest(self, asked: list[Digest], force: bool, really: bool) -> None:
         expected = self.oracle.plan(asked, force=force)
-        self.carry_out(self.index.plan(asked, force=force), expected, force=force, really=really)
+        plan = at_once(self.index.planning(asked, force=force))
+        self.carry_out(plan, expected, force=force, really=really)
 
     @rule(size=st.integers(0, 30), force=rarely, really=st.booleans())
     def evict_by_age(self, size: int, force: bool, really: bool) -> None:
         expected = self.oracle.plan_lru(size, force=force)
-        self.carry_out(self.index.plan_lru(size, force=force), expected, force=force, really=really)
+        plan = at_once(self.index.planning(size=size, force=force))
+        self.carry_out(plan, expected, force=force, really=really)
 
     # --- beside a neighbour on the same disk ---
 
@@ -173,7 +177,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.foreign = min(int(taken * self.disk), max(0, self.disk - used))
         over = used - self.budget()
         if is_trimmed and over > 0:
-            self.carry_out(self.index.plan_lru(over), self.oracle.plan_lru(over, force=False), force=False, really=True)
+            plan = at_once(self.index.planning(size=over))
+            self.carry_out(plan, self.oracle.plan_lru(over, force=False), force=False, really=True)
             assert used > self.tight * KEPT_PERCENT // 100, "others took what is kept"
             leased = {manifest for manifest, _ in self.oracle.leases}
             assert self.oracle.used() <= self.budget() or leased >= self.oracle.used_at.keys(), "still over the budget"
@@ -237,7 +242,7 @@ class CacheMachine(RuleBasedStateMachine):
         for manifest in MANIFESTS:
             assert self.index.leases.holders(manifest) == self.oracle.holders(manifest)
             assert self.index.leases.is_leased(manifest) == bool(self.oracle.holders(manifest))
-        assert self.index.leased_bytes() == self.oracle.total(self.oracle.leased_contents())
+        assert at_once(self.index.counting_leased()) == self.oracle.total(self.oracle.leased_contents())
 
 
 TestCacheMachine = CacheMachine.TestCase

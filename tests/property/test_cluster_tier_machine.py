@@ -13,18 +13,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from bdn.core.cache.index import ChunkIndex
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFailedError, StoreUnavailableError
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import over_budget
-from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
+from node_agent.cache.cluster_tier import IN_USE_SECONDS, ChunkFiles, ClusterTier
 from tests.support.agent.cache import NOBODY
 from tests.support.content.names import named
 
 CONTENT = {digest_of(bytes([number]) * size): bytes([number]) * size for number, size in enumerate((1, 2, 3, 4, 5))}
 MANIFESTS = [named(f"manifest {number}") for number in range(3)]
 chunks, manifests = st.sampled_from(list(CONTENT)), st.sampled_from(MANIFESTS)
+Held = dict[Digest, tuple[int, float]]  # bytes and last use by manifest, least recently used first
 Deed = tuple[str, Digest, Digest]  # what others do while a chunk is on its way: verb, manifest, chunk
 deeds = st.lists(st.tuples(st.sampled_from(["bring", "evict", "lose", "open"]), manifests, chunks), max_size=3)
 
@@ -40,27 +40,23 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 class InterruptedFiles(ChunkFiles):
     """``meanwhile`` happens once, after the next chunk is written and before it has a name.
 
-    The disk fails instead of removing more than ``removable`` files out of folders that are to go.
+    The disk fails instead of removing more than ``removable`` chunks.
     """
 
     meanwhile: Callable[[], None] | None = None
     removable = sys.maxsize
 
-    def write(self, content: memoryview) -> Path:
-        aside = super().write(content)
+    def write(self, chunk: Digest, content: memoryview) -> None:
+        super().write(chunk, content)
         if self.meanwhile:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
-        return aside
 
-    def remove_all(self, manifest: Digest) -> None:
-        folder = self.path(manifest, manifest).parent
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if not self.removable:
-                raise DiskFailedError(str(path), "Read-only file system")
-            self.removable -= 1
-            path.unlink()
-        super().remove_all(manifest)
+    def remove(self, manifest: Digest, chunk: Digest) -> None:
+        if not self.removable:
+            raise DiskFailedError(chunk.hex, "Read-only file system")
+        self.removable -= 1
+        super().remove(manifest, chunk)
 
 
 class ClusterTierMachine(RuleBasedStateMachine):
@@ -73,8 +69,8 @@ class ClusterTierMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.files = InterruptedFiles(self.root, DirectWrites())
-        self.tier = ClusterTier(self.files, ChunkIndex(), lambda: self.budget, lambda: self.now, NOBODY)
-        self.tier.load()
+        self.tier = ClusterTier(self.files, lambda: self.budget, lambda: self.now, NOBODY)
+        self.now = max(self.now, self.tier.load())
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
@@ -92,7 +88,7 @@ class ClusterTierMachine(RuleBasedStateMachine):
                 self.read(chunk)
 
     def evict(self, *manifests: Digest) -> None:
-        self.tier.evict(lambda index: index.plan(manifests), "request", over_budget("cluster", 0, 0, 0))
+        self.tier.evict(manifests, None, "request", over_budget("cluster", 0, 0, 0))
 
     def read(self, chunk: Digest) -> bool:
         file = self.tier.open(chunk)
@@ -102,22 +98,35 @@ class ClusterTierMachine(RuleBasedStateMachine):
             assert file.read() == CONTENT[chunk]
         return True
 
+    def oldest(self, held: Held, size: int, candidates: list[Digest]) -> list[Digest] | None:
+        """The first candidates that free ``size`` bytes; None: all together do not."""
+        for count in range(len(candidates) + 1):
+            if sum(held[one][0] for one in candidates[:count]) >= size:
+                return candidates[:count]
+        return None
+
     @rule(manifest=manifests, chunk=chunks, passed=st.sampled_from([0, 61]), reading=deeds, written=deeds)
     def bring(self, manifest: Digest, chunk: Digest, passed: int, reading: list[Deed], written: list[Deed]) -> None:
         self.now += passed
-        buffer = memoryview(bytearray(len(CONTENT[chunk])))
+        before, buffer = self.tier.held(), memoryview(bytearray(len(CONTENT[chunk])))
+        over = sum(size for size, _ in before.values()) + len(buffer) - self.budget
+        idle = [one for one, (_, used) in before.items() if one != manifest and self.now - used >= IN_USE_SECONDS]
+        victims = self.oldest(before, over, idle)
 
         def read(room: memoryview) -> None:
+            assert victims is not None
+            assert list(self.tier.held()) == [one for one in before if one not in victims]
             self.happen(reading)
             room[:] = CONTENT[chunk]
             self.files.meanwhile = lambda: self.happen(written)
 
         try:
-            is_new = self.tier.bring(manifest, chunk, buffer, read)
+            self.tier.bring(manifest, chunk, buffer, read)
         except (CacheFullError, CacheTooSmallError):
+            assert victims is None
+            assert self.tier.held() == before
             return
-        if not is_new or not any(verb in ("evict", "lose") for verb, *_ in reading + written):
-            assert self.read(chunk)
+        assert self.read(chunk)
 
     @rule(manifest=manifests, chunk=chunks, reading=deeds)
     def bring_what_does_not_come(self, manifest: Digest, chunk: Digest, reading: list[Deed]) -> None:
@@ -136,11 +145,13 @@ class ClusterTierMachine(RuleBasedStateMachine):
     def others_come_and_go(self, deeds: list[Deed]) -> None:
         self.happen(deeds)
 
-    @rule(manifest=manifests, chunk=chunks)
-    def evict_what_is_being_read(self, manifest: Digest, chunk: Digest) -> None:
+    @rule(chunk=chunks)
+    def evict_what_is_being_read(self, chunk: Digest) -> None:
         file = self.tier.open(chunk)
         if file is not None:
-            self.evict(*self.tier.index.named_by(chunk))
+            manifest = self.tier.manifest_of(chunk)
+            assert manifest is not None
+            self.evict(manifest)
             assert self.tier.open(chunk) is None
             with file:
                 assert file.read() == CONTENT[chunk]
@@ -169,8 +180,11 @@ class ClusterTierMachine(RuleBasedStateMachine):
 
     @rule(budget=st.integers(0, 12))
     def trim(self, budget: int) -> None:
-        self.budget = budget
+        before, self.budget = self.tier.held(), budget
         self.tier.trim()
+        victims = self.oldest(before, sum(size for size, _ in before.values()) - budget, list(before))
+        assert victims is not None
+        assert list(self.tier.held()) == [one for one in before if one not in victims]
 
     @rule(chunk=chunks)
     def somebody_takes_a_chunk_away(self, chunk: Digest) -> None:
@@ -191,20 +205,19 @@ class ClusterTierMachine(RuleBasedStateMachine):
             return
         assert not list((self.root / "incoming").iterdir())
         on_disk = {path for path in (self.root / "chunks").rglob("*") if path.is_file()}
-        index = self.tier.index
-        named = {
-            self.root / "chunks" / manifest.hex / chunk.hex
-            for chunk in index.committed()
-            for manifest in index.named_by(chunk)
-        }
+        by_manifest = {manifest: self.tier.chunks_of(manifest) for manifest in self.tier.held()}
+        named = {self.root / "chunks" / one.hex / chunk.hex for one, held in by_manifest.items() for chunk in held}
         assert on_disk == named
-        inodes = {path.stat().st_ino: path for path in on_disk}
-        assert {path.name for path in inodes.values()} == {chunk.hex for chunk in index.committed()}
-        assert all(path.read_bytes() == CONTENT[Digest(path.name)] for path in inodes.values())
-        ledger = index.ledger
-        held = sum(path.stat().st_size for path in inodes.values())
-        assert (ledger.committed_bytes, ledger.reserved_bytes) == (held, 0)
-        assert held <= self.budget
+        assert all(path.read_bytes() == CONTENT[Digest(path.name)] for path in on_disk)
+        assert len({path.name for path in on_disk}) == len(on_disk)
+        sizes = {manifest: sum(len(CONTENT[chunk]) for chunk in held) for manifest, held in by_manifest.items()}
+        assert {manifest: size for manifest, (size, _) in self.tier.held().items()} == sizes
+        for chunk in CONTENT:
+            names = [manifest for manifest, held in by_manifest.items() if chunk in held]
+            assert names == ([self.tier.manifest_of(chunk)] if self.tier.holds(chunk) else [])
+        ledger = self.tier.ledger
+        assert (ledger.committed_bytes, ledger.reserved_bytes) == (sum(sizes.values()), 0)
+        assert ledger.committed_bytes <= self.budget
 
 
 TestClusterTierMachine = ClusterTierMachine.TestCase

@@ -1,4 +1,4 @@
-"""The rules of a cache tier without I/O: what it holds, for which stages, and what it evicts to make room.
+"""The rules of the node tier without I/O: what it holds, for which stages, and what it evicts to make room.
 
 Content is counted once, however many manifests name it. Manifests are evicted whole. Methods change the state and
 return the I/O that the caller must now do. A caller may be killed half-way, because the index is rebuilt from disk.
@@ -9,14 +9,12 @@ Meanwhile contents may become whole and leases may end; only the caller of the s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, MutableMapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
-from bdn.core.cache.digest_table import DigestTable, NameTable
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 
@@ -24,15 +22,6 @@ LOOKS_AT_ONCE: Final = 2_000  # contents scanned between two steps: some millise
 
 _Result = TypeVar("_Result")
 Steps: TypeAlias = Generator[None, None, _Result]
-
-
-def at_once(steps: Steps[_Result]) -> _Result:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as ended:
-            result: _Result = ended.value
-            return result
 
 
 class SpaceLedger:
@@ -172,12 +161,11 @@ class RecencyOrder:
 
 
 EvictionReason = Literal["lru", "request", "forced", "trim"]
-IN_USE_SECONDS: Final = 60.0  # after its last use; until then peers are likely to request more of a manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A manifest to remove, with the contents that no other manifest names."""
+    """A manifest to remove, with the files of the node tier that no other manifest names."""
 
     manifest: Digest
     contents: tuple[Digest, ...]
@@ -210,9 +198,6 @@ class EvictionPlan:
     refused: tuple[Leased, ...]
 
 
-_Contents = TypeVar("_Contents", bound=Collection[Digest])
-
-
 @dataclass(slots=True)
 class _Chosen:
     victims: list[Victim] = field(default_factory=list)
@@ -220,156 +205,6 @@ class _Chosen:
     files: int = 0  # contents freed
     names_left: dict[Digest, int] = field(default_factory=dict)  # by shared content: manifests not chosen
     looks: int = 0  # number of contents scanned
-
-
-class TierIndex(ABC, Generic[_Contents]):
-    """The state of one tier: contents by manifest. Times are seconds since the epoch; sizes and budgets are bytes.
-
-    Callers only read the ledger: its changes here keep dependent state consistent.
-    """
-
-    def __init__(self, ledger: SpaceLedger, named_by: MutableMapping[Digest, frozenset[Digest]]) -> None:
-        self.ledger = ledger
-        self.leases = LeaseBook()
-        self.recency = RecencyOrder()
-        self._contents: dict[Digest, _Contents] = {}  # by manifest
-        self._named_by = named_by  # content -> manifests; contents with the same manifests share one set
-
-    # --- evicting ---
-
-    def plan(self, manifests: Iterable[Digest], *, force: bool = False) -> EvictionPlan:
-        return at_once(self.planning(manifests, force=force))
-
-    def plan_lru(self, size: int, *, force: bool = False) -> EvictionPlan:
-        return at_once(self.planning(size=size, force=force))
-
-    def planning(
-        self, manifests: Iterable[Digest] | None = None, *, size: int | None = None, force: bool = False
-    ) -> Steps[EvictionPlan]:
-        """Plan the eviction of these manifests; None: all, least recently used first. Changes nothing.
-
-        Ends when ``size`` bytes are freed, if given. Skips unknown manifests.
-        """
-        chosen = _Chosen()
-        refused: list[Leased] = []
-        candidates = self.recency.oldest_first() if manifests is None else dict.fromkeys(manifests)
-        for manifest in candidates:
-            if size is not None and chosen.size >= size:
-                break
-            if manifest not in self._contents:
-                continue
-            holders = self.leases.holders(manifest)
-            if holders and not force:
-                refused.append(Leased(manifest, holders))
-            else:
-                yield from self._choose(manifest, chosen, holders)
-        return EvictionPlan(tuple(chosen.victims), tuple(refused))
-
-    def evict(self, plan: EvictionPlan) -> None:
-        at_once(self.evicting(plan.victims))
-
-    def evicting(self, victims: Iterable[Victim]) -> Steps[None]:
-        """Remove victims from the index, each atomically.
-
-        The caller releases the stages of broken leases before, and deletes files afterwards.
-        """
-        looks = 0
-        for victim in victims:
-            looks += len(self._contents[victim.manifest])
-            self._forget(victim.manifest)
-            if looks >= LOOKS_AT_ONCE:
-                looks = 0
-                yield
-
-    # --- reading ---
-
-    def manifests(self) -> tuple[Digest, ...]:
-        return tuple(self.recency.oldest_first())
-
-    def holds(self, manifest: Digest) -> bool:
-        """Whether the manifest is held, whole or in part."""
-        return manifest in self._contents
-
-    def named_by(self, content: Digest) -> frozenset[Digest]:
-        """The held manifests that name this content, whether it is whole or being filled."""
-        return self._named_by.get(content, frozenset())
-
-    # --- inside ---
-
-    @abstractmethod
-    def _freed(self, content: Digest) -> int | None:
-        """Bytes freed when the last manifest that names this content is removed; None: not arrived yet."""
-
-    def _making_room(
-        self,
-        absent: Mapping[Digest, int],
-        stays: Callable[[Digest], bool],
-        protected_bytes: Callable[[], Steps[int]],
-        *,
-        budget: int,
-        free_files: int | None = None,
-        spare: Collection[Digest] = (),
-    ) -> Steps[tuple[Victim, ...]]:
-        """Choose least recently used manifests until the absent contents fit. Changes nothing.
-
-        Manifests that ``stays`` selects and contents to ``spare`` are not removed. Content that needs no bytes always
-        fits, even in a cache over its budget. A later victim may free content shared with an earlier victim, which then
-        was not needed; the earlier one is older, though, and LRU order is the promise.
-
-        Raises ``CacheFullError``: all candidates together are not enough.
-        """
-        needed, used = sum(absent.values()), self.ledger.used_bytes
-        bytes_over = used + needed - budget if needed else 0
-        files_over = 0 if free_files is None else len(absent) - free_files
-        chosen = _Chosen()
-        candidates = (one for one in self.recency.oldest_first() if not stays(one))
-        while chosen.size < bytes_over or chosen.files < files_over:
-            manifest = next(candidates, None)
-            if manifest is None:
-                files: tuple[int | None, int | None]
-                files = (None, None) if chosen.size < bytes_over else (len(absent), free_files)
-                protected = yield from protected_bytes()
-                raise CacheFullError(needed, max(0, budget - used), protected, budget, *files)
-            yield from self._choose(manifest, chosen, spare=spare)
-        return tuple(chosen.victims)
-
-    def _choose(
-        self, manifest: Digest, chosen: _Chosen, holders: tuple[Holder, ...] = (), spare: Collection[Digest] = ()
-    ) -> Steps[None]:
-        """Add a victim. Scans each of its contents once."""
-        contents: list[Digest] = []
-        freed = 0
-        for content in self._contents[manifest]:
-            chosen.looks += 1
-            if chosen.looks % LOOKS_AT_ONCE == 0:
-                yield
-            names = len(self._named_by.get(content, ()))
-            if names > 1:
-                names = chosen.names_left.get(content, names)
-                chosen.names_left[content] = names - 1
-            if names > 1 or (size := self._freed(content)) is None or content in spare:
-                continue
-            contents.append(content)
-            freed += size
-        chosen.size += freed
-        chosen.files += len(contents)
-        chosen.victims.append(
-            Victim(manifest, tuple(contents), freed, holders, last_used=self.recency.last_used(manifest))
-        )
-
-    def _forget(self, manifest: Digest) -> None:
-        left: dict[frozenset[Digest], frozenset[Digest]] = {}  # set before to set after: equal sets share one object
-        for content in self._contents.pop(manifest):
-            names = self._named_by[content]
-            if len(names) > 1:
-                self._named_by[content] = left.get(names) or left.setdefault(names, names - {manifest})
-            else:
-                del self._named_by[content]
-                if self._freed(content) is not None:
-                    self.ledger.release(content)
-        self.recency.forget(manifest)
-        for holder in self.leases.holders(manifest):
-            self.leases.end(holder.stage_id)
 
 
 @dataclass(slots=True)
@@ -380,27 +215,23 @@ class _Totals:
     whole: int = 0  # committed contents
 
 
-class CacheIndex(TierIndex[Mapping[Digest, int]]):
-    """The node tier: manifests are admitted whole, and leased manifests stay. Contents are files, with their sizes."""
+class CacheIndex:
+    """The state of the node tier: manifests, admitted whole, with their files. Leased manifests stay.
+
+    Times are seconds since the epoch; sizes and budgets are bytes. Callers only read the ledger: its changes here keep
+    dependent state consistent.
+    """
 
     def __init__(self) -> None:
-        super().__init__(SpaceLedger({}), {})
+        self.ledger = SpaceLedger({})
+        self.leases = LeaseBook()
+        self.recency = RecencyOrder()
+        self._contents: dict[Digest, Mapping[Digest, int]] = {}  # by manifest: contents with their sizes
+        self._named_by: dict[Digest, frozenset[Digest]] = {}  # contents with the same manifests share one set
         self._totals: dict[Digest, _Totals] = {}  # by manifest
         self._shared: set[Digest] = set()  # contents named by several manifests
 
     # --- admitting ---
-
-    def admit(
-        self,
-        manifest: Digest,
-        contents: Mapping[Digest, int],
-        holder: Holder,
-        *,
-        now: float,
-        budget: int,
-        free_files: int | None = None,
-    ) -> Admitted:
-        return at_once(self.admitting(manifest, contents, holder, now=now, budget=budget, free_files=free_files))
 
     def admitting(
         self,
@@ -424,14 +255,7 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         if total > budget and not all(map(self.ledger.is_committed, contents)):
             raise CacheTooSmallError(total, budget)
         absent = {digest: size for digest, size in contents.items() if self.ledger.size_of(digest) is None}
-        victims = yield from self._making_room(
-            absent,
-            lambda one: one == manifest or self.leases.is_leased(one),
-            self.counting_leased,
-            budget=budget,
-            free_files=free_files,
-            spare=contents,
-        )
+        victims = yield from self._making_room(manifest, contents, absent, budget=budget, free_files=free_files)
         self._remember(manifest, contents, now)  # before evicting, so that contents shared with a victim are spared
         yield from self.evicting(victims)
         for digest, size in absent.items():
@@ -470,7 +294,55 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             self._totals[manifest].whole -= whole
         return size
 
+    # --- evicting ---
+
+    def planning(
+        self, manifests: Iterable[Digest] | None = None, *, size: int | None = None, force: bool = False
+    ) -> Steps[EvictionPlan]:
+        """Plan the eviction of these manifests; None: all, least recently used first. Changes nothing.
+
+        Ends when ``size`` bytes are freed, if given. Skips unknown manifests.
+        """
+        chosen = _Chosen()
+        refused: list[Leased] = []
+        candidates = self.recency.oldest_first() if manifests is None else dict.fromkeys(manifests)
+        for manifest in candidates:
+            if size is not None and chosen.size >= size:
+                break
+            if manifest not in self._contents:
+                continue
+            holders = self.leases.holders(manifest)
+            if holders and not force:
+                refused.append(Leased(manifest, holders))
+            else:
+                yield from self._choose(manifest, chosen, holders)
+        return EvictionPlan(tuple(chosen.victims), tuple(refused))
+
+    def evicting(self, victims: Iterable[Victim]) -> Steps[None]:
+        """Remove victims from the index, each atomically.
+
+        The caller releases the stages of broken leases before, and deletes files afterwards.
+        """
+        looks = 0
+        for victim in victims:
+            looks += len(self._contents[victim.manifest])
+            self._forget(victim.manifest)
+            if looks >= LOOKS_AT_ONCE:
+                looks = 0
+                yield
+
     # --- reading ---
+
+    def manifests(self) -> tuple[Digest, ...]:
+        return tuple(self.recency.oldest_first())
+
+    def holds(self, manifest: Digest) -> bool:
+        """Whether the manifest is held, whole or in part."""
+        return manifest in self._contents
+
+    def named_by(self, content: Digest) -> frozenset[Digest]:
+        """The held manifests that name this content, whether it is whole or being filled."""
+        return self._named_by.get(content, frozenset())
 
     def contents_of(self, manifest: Digest) -> Mapping[Digest, int]:
         """Size by content. Raises ``KeyError`` when the manifest is not held."""
@@ -491,9 +363,6 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         is_lacking = content in contents and not self.ledger.is_committed(content)
         return is_lacking and self._totals[manifest].whole + 1 == len(contents)
 
-    def leased_bytes(self) -> int:
-        return at_once(self.counting_leased())
-
     def counting_leased(self) -> Steps[int]:
         """Bytes of contents under a lease, each counted once. Scans only contents of several manifests."""
         leased = self._contents.keys() & self.leases.leased()
@@ -506,9 +375,6 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
         return total
 
     # --- inside ---
-
-    def _freed(self, content: Digest) -> int | None:
-        return self.ledger.size_of(content)
 
     def _reserve(self, content: Digest, size: int) -> None:
         self.ledger.reserve(content, size)
@@ -536,111 +402,74 @@ class CacheIndex(TierIndex[Mapping[Digest, int]]):
             totals.counted += self.ledger.size_of(content) or 0
             totals.whole += self.ledger.is_committed(content)
 
+    def _making_room(
+        self,
+        manifest: Digest,
+        contents: Mapping[Digest, int],
+        absent: Mapping[Digest, int],
+        *,
+        budget: int,
+        free_files: int | None,
+    ) -> Steps[tuple[Victim, ...]]:
+        """Choose least recently used manifests until the absent contents fit. Changes nothing.
+
+        Leased manifests and the newcomer's contents are not removed. Content that needs no bytes always fits, even in a
+        cache over its budget. A later victim may free content shared with an earlier victim, which then was not needed;
+        the earlier one is older, though, and LRU order is the promise.
+
+        Raises ``CacheFullError``: all candidates together are not enough.
+        """
+        needed, used = sum(absent.values()), self.ledger.used_bytes
+        bytes_over = used + needed - budget if needed else 0
+        files_over = 0 if free_files is None else len(absent) - free_files
+        chosen = _Chosen()
+        candidates = (one for one in self.recency.oldest_first() if one != manifest and not self.leases.is_leased(one))
+        while chosen.size < bytes_over or chosen.files < files_over:
+            victim = next(candidates, None)
+            if victim is None:
+                files: tuple[int | None, int | None]
+                files = (None, None) if chosen.size < bytes_over else (len(absent), free_files)
+                leased = yield from self.counting_leased()
+                raise CacheFullError(needed, max(0, budget - used), leased, budget, *files)
+            yield from self._choose(victim, chosen, spare=contents)
+        return tuple(chosen.victims)
+
+    def _choose(
+        self, manifest: Digest, chosen: _Chosen, holders: tuple[Holder, ...] = (), spare: Collection[Digest] = ()
+    ) -> Steps[None]:
+        """Add a victim. Scans each of its contents once."""
+        contents: list[Digest] = []
+        freed = 0
+        for content in self._contents[manifest]:
+            chosen.looks += 1
+            if chosen.looks % LOOKS_AT_ONCE == 0:
+                yield
+            names = len(self._named_by.get(content, ()))
+            if names > 1:
+                names = chosen.names_left.get(content, names)
+                chosen.names_left[content] = names - 1
+            if names > 1 or (size := self.ledger.size_of(content)) is None or content in spare:
+                continue
+            contents.append(content)
+            freed += size
+        chosen.size += freed
+        chosen.files += len(contents)
+        chosen.victims.append(
+            Victim(manifest, tuple(contents), freed, holders, last_used=self.recency.last_used(manifest))
+        )
+
     def _forget(self, manifest: Digest) -> None:
-        contents = self._contents[manifest]
-        super()._forget(manifest)
+        left: dict[frozenset[Digest], frozenset[Digest]] = {}  # set before to set after: equal sets share one object
+        for content in self._contents.pop(manifest):
+            names = self._named_by[content]
+            if len(names) > 1:
+                self._named_by[content] = left.get(names) or left.setdefault(names, names - {manifest})
+                if len(names) == 2:
+                    self._shared.discard(content)
+            else:
+                del self._named_by[content]
+                self.ledger.release(content)
         del self._totals[manifest]
-        self._shared -= {content for content in self._shared & contents.keys() if len(self._named_by[content]) == 1}
-
-
-class ChunkIndex(TierIndex[DigestTable]):
-    """The cluster tier: an owner holds its share of a manifest's chunks, admits them one by one, and leases none.
-
-    Manifests used within the last ``IN_USE_SECONDS`` stay. Chunks being fetched are counted until they arrive or fail.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(SpaceLedger(DigestTable(width=4)), NameTable())
-        self._bytes: dict[Digest, int] = {}  # of a manifest's chunks
-
-    def admit(self, manifest: Digest, chunk: Digest, size: int, *, now: float, budget: int) -> Admitted:
-        """Reserve space for a chunk of a manifest, evicting least recently used manifests that are not in use.
-
-        ``missing`` is empty when the chunk is counted already, whole or being fetched: it only gets another name.
-
-        Raises:
-            CacheTooSmallError: the chunk could not fit an empty tier of this budget. Nothing changed.
-            CacheFullError: manifests in use leave no room now. Nothing changed.
-        """
-        if self.ledger.size_of(chunk) is not None:
-            self._name(manifest, chunk, now)
-            return Admitted((), ())
-        if size > budget:
-            raise CacheTooSmallError(size, budget)
-
-        def stays(one: Digest) -> bool:
-            return one == manifest or now - self.recency.last_used(one) < IN_USE_SECONDS
-
-        def bytes_in_use() -> Steps[int]:
-            yield
-            return sum(self.size_of(one) for one in self._contents if stays(one))
-
-        victims = at_once(self._making_room({chunk: size}, stays, bytes_in_use, budget=budget))
-        at_once(self.evicting(victims))
-        self.ledger.reserve(chunk, size)
-        self._name(manifest, chunk, now)
-        return Admitted(victims, (chunk,))
-
-    def commit(self, chunk: Digest) -> frozenset[Digest]:
-        """Commit a chunk on disk. Returns the manifests that name it.
-
-        Empty when all were evicted meanwhile: the caller must delete the chunk.
-        """
-        names = self.named_by(chunk)
-        if names:
-            self.ledger.commit(chunk)
-        else:
-            self.ledger.release(chunk)
-        return names
-
-    def lose(self, chunk: Digest) -> frozenset[Digest]:
-        """Drop a chunk: its fetch failed, it is damaged, or a whole file contains it.
-
-        Returns the manifests that named it.
-        """
-        names = self._named_by.pop(chunk, frozenset())
-        size = self.ledger.release(chunk)
-        for manifest in names:
-            del self._contents[manifest][chunk]
-            self._bytes[manifest] -= size
-            if not self._contents[manifest]:
-                del self._contents[manifest], self._bytes[manifest]
-                self.recency.forget(manifest)
-        return names
-
-    def restore(self, manifest: Digest, chunks: Mapping[Digest, int], *, last_used: float) -> None:
-        for chunk, size in chunks.items():
-            if self.ledger.size_of(chunk) is None:
-                self.ledger.reserve(chunk, size)
-                self.ledger.commit(chunk)
-            self._name(manifest, chunk, last_used)
-
-    # --- reading ---
-
-    def size_of(self, manifest: Digest) -> int:
-        """Bytes of a manifest's chunks here; 0 when not held."""
-        return self._bytes.get(manifest, 0)
-
-    def chunks_of(self, manifest: Digest) -> frozenset[Digest]:
-        """The whole chunks of a manifest here; empty when not held."""
-        return frozenset(one for one in self._contents.get(manifest, ()) if self.ledger.is_committed(one))
-
-    def committed(self) -> tuple[Digest, ...]:
-        return tuple(chunk for chunk in self._named_by if self.ledger.is_committed(chunk))
-
-    # --- inside ---
-
-    def _freed(self, content: Digest) -> int | None:
-        return self.ledger.size_of(content) if self.ledger.is_committed(content) else None
-
-    def _name(self, manifest: Digest, chunk: Digest, now: float) -> None:
-        chunks = self._contents.setdefault(manifest, DigestTable())
-        if chunk not in chunks:
-            chunks[chunk] = 0
-            self._bytes[manifest] = self._bytes.get(manifest, 0) + (self.ledger.size_of(chunk) or 0)
-            self._named_by[chunk] = self.named_by(chunk) | {manifest}
-        self.recency.touch(manifest, now)
-
-    def _forget(self, manifest: Digest) -> None:
-        super()._forget(manifest)
-        del self._bytes[manifest]
+        self.recency.forget(manifest)
+        for holder in self.leases.holders(manifest):
+            self.leases.end(holder.stage_id)

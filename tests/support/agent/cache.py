@@ -4,17 +4,21 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
-from bdn.core.cache.index import ChunkIndex
+from bdn.core.cache.index import Steps
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.layout import Manifest
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import CacheEvents
-from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
+from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier, FoundChunks
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles, seen
 from tests.support.content.layouts import held_of, whole
+
+_Result = TypeVar("_Result")
 
 
 def cached(root: Path, files: Mapping[str, bytes]) -> tuple[Places, Manifest]:
@@ -62,6 +66,15 @@ def hold_sparse(cache: Path, sizes: dict[str, int]) -> Manifest:
     return held.manifest
 
 
+def at_once(steps: Steps[_Result]) -> _Result:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: _Result = ended.value
+            return result
+
+
 NOBODY = CacheEvents(lambda: None, lambda _reason, _victims: None)
 
 
@@ -69,6 +82,14 @@ def a_tier(
     root: Path, budget: int = 0, clock: Callable[[], float] = lambda: 1000.0, events: CacheEvents = NOBODY
 ) -> ClusterTier:
     """The tier of this directory, loaded."""
-    tier = ClusterTier(ChunkFiles(root / "cluster", DirectWrites()), ChunkIndex(), lambda: budget, clock, events)
+    tier = ClusterTier(ChunkFiles(root / "cluster", DirectWrites()), lambda: budget, clock, events)
+    tier.load()
+    return tier
+
+
+def a_tier_of_chunks(manifest: Digest, sizes: dict[Digest, int]) -> ClusterTier:
+    """The tier of a directory that holds these chunks, without the directory."""
+    found = [[FoundChunks(manifest, sizes, 1000.0)]]
+    tier = ClusterTier(cast(Any, SimpleNamespace(scan=found.pop)), lambda: 0, lambda: 1000.0, NOBODY)
     tier.load()
     return tier

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from bdn.core.cache.index import IN_USE_SECONDS, Admitted, CacheIndex, ChunkIndex, Victim
+from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import Digest
 from bdn.core.errors import CacheFullError
+from tests.support.agent.cache import at_once
 from tests.support.content.names import named, sizes, stage
 
 M, N, P = (named(word) for word in ("M", "N", "P"))
@@ -23,7 +24,7 @@ def held(*manifests: tuple[Digest, Mapping[Digest, int]]) -> CacheIndex:
 
 def test_a_manifest_may_be_complete_but_for_one_content() -> None:
     index = CacheIndex()
-    index.admit(M, sizes(a=3, b=4), stage("s"), now=1, budget=7)
+    at_once(index.admitting(M, sizes(a=3, b=4), stage("s"), now=1, budget=7))
     assert not index.is_complete_but_for(M, A)
     index.commit(B)
     index.commit(B)
@@ -39,20 +40,10 @@ def test_a_manifest_may_be_complete_but_for_one_content() -> None:
 
 def test_where_inodes_are_short_files_are_evicted_for_them_and_the_error_says_how_many_lack() -> None:
     index = held((M, sizes(a=1, b=1)), (N, sizes(c=1)))
-    admission = index.admit(P, sizes(d=1, e=1, f=1), stage("s"), now=3, budget=100, free_files=1)
+    admission = at_once(index.admitting(P, sizes(d=1, e=1, f=1), stage("s"), now=3, budget=100, free_files=1))
     assert [victim.manifest for victim in admission.victims] == [M]
     index.leases.take(N, stage("s"))
     with pytest.raises(CacheFullError, match="2 more files do not fit now: the file system has inodes for 0") as caught:
-        index.admit(M, sizes(a=1, g=0), stage("s"), now=3, budget=100, free_files=0)
+        at_once(index.admitting(M, sizes(a=1, g=0), stage("s"), now=3, budget=100, free_files=0))
     assert (caught.value.needed_files, caught.value.free_files) == (2, 0)
     assert index.manifests() == (N, P)
-
-
-def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_error_says_how_much_is() -> None:
-    index = ChunkIndex()
-    index.admit(M, A, 5, now=100.0, budget=8)
-    index.commit(A)
-    with pytest.raises(CacheFullError) as full:
-        index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS - 0.01, budget=8)
-    assert tuple(full.value.details().values())[:4] == (4, 3, 5, 8)
-    assert index.admit(N, B, 4, now=100.0 + IN_USE_SECONDS, budget=8) == Admitted((Victim(M, (A,), 5),), (B,))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bdn.core.cache.digest_table import DigestTable, NameTable
-from bdn.core.cache.index import CacheIndex, ChunkIndex
+from bdn.core.cache.digest_table import DigestTable
+from bdn.core.cache.index import CacheIndex
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout
 from node_agent.cache.held_chunks import HeldChunks
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from tests.support.agent.cache import a_tier
+from tests.support.agent.cache import a_tier, a_tier_of_chunks
 from tests.support.content.layouts import held_of
 from tests.support.content.names import named
 
@@ -43,21 +43,6 @@ def test_a_table_of_digests_is_a_dictionary(steps: list[tuple[Digest, int | None
     assert [one in table for one in (*DIGESTS, *MORE)] == [one in model for one in (*DIGESTS, *MORE)]
 
 
-NAMES = st.frozensets(st.sampled_from(MORE[:3]), min_size=1)
-
-
-@given(st.lists(st.tuples(st.sampled_from(DIGESTS), NAMES | st.none())))
-def test_a_table_of_names_is_a_dictionary(steps: list[tuple[Digest, frozenset[Digest] | None]]) -> None:
-    table, model = NameTable(), dict[Digest, frozenset[Digest]]()
-    for content, names in steps:
-        if names is None:
-            assert table.pop(content, None) == model.pop(content, None)
-        else:
-            table[content] = model[content] = names
-        assert dict(table) == model
-    assert len(table) == len(model)
-
-
 def held_in_files(folder: Path) -> object:
     chunks = [tuple(named(f"{file} {index}") for index in range(1000)) for file in range(CHUNKS // 1000)]
     layouts = [FileLayout.of(len(one) * CHUNK_SIZE, one) for one in chunks]
@@ -66,12 +51,8 @@ def held_in_files(folder: Path) -> object:
     return held
 
 
-def held_for_peers(folder: Path) -> object:
-    index = ChunkIndex()
-    for number in range(CHUNKS):
-        index.admit(named("manifest"), named(str(number)), CHUNK_SIZE - number, now=0, budget=CHUNKS * CHUNK_SIZE)
-        index.commit(named(str(number)))
-    return index
+def held_for_peers(_: Path) -> object:
+    return a_tier_of_chunks(named("manifest"), {named(str(number)): CHUNK_SIZE - number for number in range(CHUNKS)})
 
 
 @pytest.mark.parametrize("hold", [held_in_files, held_for_peers])

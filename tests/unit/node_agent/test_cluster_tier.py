@@ -15,6 +15,7 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import CacheFullError, DiskFailedError
 from bdn.core.events import Event
 from node_agent.cache.cache_events import CacheEvents, over_budget
+from node_agent.cache.cluster_tier import IN_USE_SECONDS
 from tests.fakes.clock import Clock
 from tests.support.agent.cache import a_tier
 from tests.support.content.names import named
@@ -43,7 +44,7 @@ def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselve
         count = 0
         while count < BRINGERS:
             count += ended.acquire(blocking=False)
-            tier.evict(lambda index: index.plan([M]), "request", over_budget("cluster", 0, 0, 0))
+            tier.evict([M], None, "request", over_budget("cluster", 0, 0, 0))
 
     sys.setswitchinterval(1e-5)
     try:
@@ -53,7 +54,7 @@ def test_chunks_that_come_while_their_manifest_is_evicted_fail_neither_themselve
                 one.result(60)
     finally:
         sys.setswitchinterval(interval)
-    assert tier.index.ledger.used_bytes == 0
+    assert tier.ledger.used_bytes == 0
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -74,13 +75,33 @@ def test_what_was_read_last_goes_last_also_after_a_restart(tmp_path: Path) -> No
     assert list(tier.held()) == [M, named("new")]
 
 
-def test_without_room_a_chunk_is_not_read_at_all(tmp_path: Path) -> None:
-    tier = a_tier(tmp_path, 8)
-    assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
-    with pytest.raises(CacheFullError):
-        tier.bring(N, digest_of(b"nnnnn"), memoryview(bytearray(5)), lambda _: pytest.fail("it was read"))
-    assert not tier.keep(N, digest_of(b"nnnnn"), memoryview(b"nnnnn"))
+def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_chunk_is_not_read(tmp_path: Path) -> None:
+    clock = Clock(1000.0)
+    tier = a_tier(tmp_path, 8, clock)
+    assert tier.keep(M, digest_of(b"mmmmm"), memoryview(b"mmmmm"))
+    clock.now += IN_USE_SECONDS - 0.01
+    with pytest.raises(CacheFullError) as full:
+        tier.bring(N, digest_of(b"nnnn"), memoryview(bytearray(4)), lambda _: pytest.fail("it was read"))
+    assert tuple(full.value.details().values())[:4] == (4, 3, 5, 8)
+    assert not tier.keep(N, digest_of(b"nnnn"), memoryview(b"nnnn"))
     assert list(tier.held()) == [M]
+    clock.now += 0.01
+    assert tier.keep(N, digest_of(b"nnnn"), memoryview(b"nnnn"))
+    assert list(tier.held()) == [N]
+
+
+def test_a_chunk_that_an_earlier_version_linked_into_two_folders_is_held_and_counted_once(tmp_path: Path) -> None:
+    tier = a_tier(tmp_path, 1000)
+    assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
+    link = tier.files.path(N, digest_of(b"mmmm"))
+    link.parent.mkdir()
+    link.hardlink_to(tier.files.path(M, digest_of(b"mmmm")))
+
+    tier = a_tier(tmp_path, 1000)
+    (held,) = tier.held()
+    tier.evict([held], None, "request", over_budget("cluster", 0, 0, 0))
+    assert tier.ledger.used_bytes == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,17 +111,17 @@ def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkey
     tier = a_tier(tmp_path, 1000, events=events)
     for manifest in (M, N):
         assert tier.keep(manifest, digest_of(manifest.hex.encode()), memoryview(manifest.hex.encode()))
-    real = tier.files.remove_all
+    real = tier.files.remove
 
-    def removing(manifest: Digest) -> None:
+    def removing(manifest: Digest, chunk: Digest) -> None:
         if manifest == N:
             raise DiskFailedError(manifest.hex, "Read-only file system")
-        real(manifest)
+        real(manifest, chunk)
 
-    monkeypatch.setattr(tier.files, "remove_all", removing)
+    monkeypatch.setattr(tier.files, "remove", removing)
     with pytest.raises(DiskFailedError):
-        tier.evict(lambda index: index.plan([M, N]), "request", over_budget("cluster", 0, 0, 0))
-    assert tier.manifests() == (N,)
+        tier.evict([M, N], None, "request", over_budget("cluster", 0, 0, 0))
+    assert list(tier.held()) == [N]
     assert [(one.kind, one.manifest) for one in told] == [("trimmed", str(M)), ("trimmed", str(N)), ("kept", str(N))]
     assert [(reason, [one.manifest for one in victims]) for reason, victims in gone] == [("request", [M])]
 

@@ -16,6 +16,7 @@ from node_agent.cache.records import Held, ManifestRecords
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.fetch.fill_context import in_order
+from tests.support.agent.cache import at_once
 from tests.support.content.layouts import held_of
 from tests.support.content.names import named
 
@@ -59,7 +60,7 @@ def order_what_is_missing(_: Path) -> object:
 def hold(_: Path) -> object:
     """As they are filled: each of the names is another object than the manifest's."""
     index = CacheIndex()
-    index.admit(MANIFEST.digest, MANIFEST.contents, Holder("stage", "job"), now=0, budget=10**9)
+    at_once(index.admitting(MANIFEST.digest, MANIFEST.contents, Holder("stage", "job"), now=0, budget=10**9))
     for name in NAMES:
         index.commit(Digest("".join([*name])))
     return index
