@@ -65,7 +65,7 @@ class Volumes(Scenario[Daemon]):
         while [path for path in (*jobs.iterdir(), *(jobs / ".trash").iterdir()) if path.name != ".trash"]:
             await asyncio.sleep(0.02)
         assert mounts_below(jobs) == []
-        while (await program.client.cache()).tiers["node"].budget < LIMIT:  # noqa: ASYNC110 - another process
+        while (await program.client.cache()).tiers["node"].budget < LIMIT:
             await asyncio.sleep(0.02)
 
 
