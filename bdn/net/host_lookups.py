@@ -7,9 +7,8 @@ would hang itself. Here a hanging name occupies one daemon thread, however many 
 
 import asyncio
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from threading import Lock, Thread, current_thread
@@ -67,7 +66,7 @@ class HostLookups:
     def __init__(self, *, limit: int = QUESTIONS, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._limit = limit
         self._longest_seconds = longest_seconds
-        self._waiting: dict[Question, set[Future[list[AddressInfo]]]] = {}
+        self._running: dict[Question, Future[list[AddressInfo]]] = {}
         self._lock = Lock()
 
     def find(self, question: Question, seconds: float | None = None) -> list[AddressInfo]:
@@ -78,58 +77,45 @@ class HostLookups:
         if question.is_literal:
             return question.ask()
         longest = self._longest_seconds if seconds is None else min(seconds, self._longest_seconds)
-        with self._asked(question) as answer:
-            if not wait([answer], longest).done:
-                raise NameSilentError(question.host, f"no answer within {longest:g} s")
-            return answer.result()
+        answer = self._asked(question)
+        if not wait([answer], longest).done:
+            raise NameSilentError(question.host, f"no answer within {longest:g} s")
+        return answer.result()
 
     async def find_soon(self, question: Question) -> list[AddressInfo]:
         if question.is_literal:
             return question.ask()
         longest = self._longest_seconds
-        with self._asked(question) as answer:
-            try:
-                async with asyncio.timeout(longest):
-                    return await asyncio.wrap_future(answer)
-            except TimeoutError:
-                raise NameSilentError(question.host, f"no answer within {longest:g} s") from None
-
-    @contextmanager
-    def _asked(self, question: Question) -> Iterator[Future[list[AddressInfo]]]:
-        answer: Future[list[AddressInfo]] = Future()
-        answer.set_running_or_notify_cancel()  # so that a canceled task cannot cancel it under the resolver thread
-        with self._lock:
-            if question not in self._waiting:
-                self._begin(question)
-            waiting = self._waiting[question]
-            waiting.add(answer)
         try:
-            yield answer
-        finally:
-            with self._lock:
-                waiting.discard(answer)
+            async with asyncio.timeout(longest):
+                return await asyncio.wrap_future(self._asked(question))
+        except TimeoutError:
+            raise NameSilentError(question.host, f"no answer within {longest:g} s") from None
 
-    def _begin(self, question: Question) -> None:
-        """Call with the lock held: the thread needs the lock before it can end."""
-        if len(self._waiting) >= self._limit:
-            raise NameSilentError(question.host, f"too many unanswered look-ups ({self._limit})")
-        name = f"{current_thread().name} resolves {question.host}"
-        Thread(target=self._run, args=(question,), name=name, daemon=True).start()
-        self._waiting[question] = set()
+    def _asked(self, question: Question) -> Future[list[AddressInfo]]:
+        with self._lock:
+            if question not in self._running:
+                if len(self._running) >= self._limit:
+                    raise NameSilentError(question.host, f"too many unanswered look-ups ({self._limit})")
+                answer: Future[list[AddressInfo]] = Future()
+                answer.set_running_or_notify_cancel()  # a canceled task cannot cancel it for others
+                name = f"{current_thread().name} resolves {question.host}"
+                Thread(target=self._run, args=(question, answer), name=name, daemon=True).start()
+                self._running[question] = answer  # the thread needs the lock before it can end
+            return self._running[question]
 
-    def _run(self, question: Question) -> None:
+    def _run(self, question: Question, answer: Future[list[AddressInfo]]) -> None:
         found, failure = [], None
         try:
             found = question.ask()
         except Exception as error:  # noqa: BLE001 - the waiters raise it
             failure = error
         with self._lock:
-            waiting = tuple(self._waiting.pop(question))
-        for answer in waiting:
-            if failure is None:
-                answer.set_result(found)
-            else:
-                answer.set_exception(failure)
+            del self._running[question]
+        if failure is None:
+            answer.set_result(found)
+        else:
+            answer.set_exception(failure)
 
 
 # One per process, like the resolver itself: a hanging look-up outlives its client, and the next client joins it.
