@@ -214,7 +214,7 @@ class MirrorClient(ContentClient):
         return await self._call(SecretRotation, "POST", "/secrets/rotate")
 
     async def remove_secret(self, name: str) -> None:
-        await self._send("DELETE", f"/secrets/{quote(name, safe='')}")
+        await self._request("DELETE", f"/secrets/{quote(name, safe='')}")
 
     async def create_token(self, request: TokenRequest) -> NewToken:
         return await self._call(NewToken, "POST", "/tokens", body=request)

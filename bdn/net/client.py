@@ -129,23 +129,10 @@ class ServiceClient:
 
     async def ready(self) -> bool:
         try:
-            await self._send("GET", "/readyz")
+            await self._request("GET", "/readyz")
         except BdnError:
             return False
         return True
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: BaseModel | None = None,
-        params: Params | None = None,
-        headers: Mapping[str, str] | None = None,
-        wait_seconds: float = 0,
-    ) -> bytearray:
-        answer = await self._request(method, path, body=body, params=params, headers=headers, wait_seconds=wait_seconds)
-        return answer.body
 
     async def _request(
         self,
@@ -217,9 +204,9 @@ class ServiceClient:
         headers: Mapping[str, str] | None = None,
         wait_seconds: float = 0,
     ) -> _Body:
-        content = await self._send(method, path, body=body, params=params, headers=headers, wait_seconds=wait_seconds)
+        reply = await self._request(method, path, body=body, params=params, headers=headers, wait_seconds=wait_seconds)
         try:
-            return kind.model_validate_json(content)
+            return kind.model_validate_json(reply.body)
         except ValidationError as error:
             raise InternalError(f"the answer of {self.address}{path} is not a {kind.__name__}") from error
 

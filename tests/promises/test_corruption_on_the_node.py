@@ -13,17 +13,20 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.layout import Manifest
 from bdn.disk.direct import UncachedFile
-from bdn.wire.operation_schema import EvictCommand, VerifyCommand, VerifyReport
+from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport
 from bdn.wire.shapes import ReportedError
+from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
+from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue
 from node_agent.scrub import repair, scrubber
 from node_agent.scrub.reading import Findings
 from node_agent.scrub.scrubber import Scrubber, ScrubRecord
 from tests.support.agent.mirror import AgentMirror, in_both_forms, missing
 from tests.support.agent.mounts import mounted_xfs, needs_xfs
+from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, staged
 from tests.support.agent.ring import Ring
 from tests.support.content.noise import MIB, noise
@@ -39,7 +42,7 @@ from tests.support.crash.rot import (
     now,
     staged_node,
 )
-from tests.support.promises.tally import Tally
+from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.agent.fixtures",)
 pytestmark = pytest.mark.promise("corruption")
@@ -442,6 +445,41 @@ async def told(mirror: AgentMirror, verification: str) -> VerifyReport:
 
 
 # --- kills and restarts ---
+
+
+async def test_an_agent_that_is_killed_in_the_middle_of_a_repair_repairs_it_when_it_is_back(
+    mirror: AgentMirror, tmp_path: Path, tally: Tally
+) -> None:
+    manifest = mirror.publish(FILES)
+    program = Program(tmp_path, mirror.url, {"BDN_AGENT_SCRUB_SECONDS": "0"})
+    bad = mirror.chunks(manifest, "weights")[1]
+    async with program.daemon() as daemon:
+        stage = await daemon.client.stage(StageRequest(job_id="job", grant=mirror.grant(manifest), wait=True))
+    view = Path(stage.mounts[0].path)
+    for _ in range(at_scale(1, 6)):
+        mirror.forget()
+        async with program.daemon() as daemon:
+            flip(Places(tmp_path / "cache").file(digest_of_path(manifest, "weights")), CHUNK_SIZE + 5)
+            gate, asked = mirror.hold(bad)
+            async with asyncio.TaskGroup() as group:
+                request = PathVerificationRequest(path=str(view))
+                asking = group.create_task(_given_up(daemon.client._request("POST", "/verifications", body=request)))
+                async with asyncio.timeout(30):
+                    await asked.wait()
+                await daemon.kill()
+                gate.set()
+                await asking
+        async with program.daemon(), asyncio.timeout(30):
+            while (view / "weights").read_bytes() != FILES["weights"]:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+        assert mirror.chunk_requests == {bad: 2}
+        assert tree(view) == FILES
+        tally.add(scenarios=1, faults=1, kills=1, repaired=1)
+
+
+async def _given_up(request: object) -> None:
+    with pytest.raises(Exception):  # noqa: B017 - the process is gone
+        await request  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("at", [1, 4])
