@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import Output, command_line, parsed
+from bdn.cli.output import Output, command_line, parsed, table
 from bdn.cli.printable import printable
 from bdn.core.errors import NotFoundError
 from bdn.core.units import counted, format_size, format_time, parse_size
@@ -52,17 +52,20 @@ async def ls(output: Output) -> None:
     """
     async with mirror_client() as client:
         found = await client.caches()
-    lines = [_line(one, directory) for one in found.items for directory in one.directories]
+    lines = table([_row(one, at) for one in found.items for at in one.directories], "no training caches")
     output.result(found, [*lines, *map(_removal_line, found.removals)], [one.project_id for one in found.items])
 
 
-def _line(one: ProjectCache, directory: TrainingCacheDirectory) -> str:
-    pinned = " (pinned)" if directory.cluster == one.cluster else ""
-    held = "not measured yet"
-    if directory.size_bytes is not None and directory.captured_at is not None:
-        size, files = format_size(directory.size_bytes), counted(directory.files, "file")
-        held = f"{size} of {format_size(one.limit_bytes)}, {files}, {format_time(directory.captured_at.timestamp())}"
-    return f"{one.project_name} ({one.project_id})  {directory.cluster}{pinned}  {held}"
+def _row(one: ProjectCache, directory: TrainingCacheDirectory) -> dict[str, object]:
+    return {
+        "project": one.project_name,
+        "id": one.project_id,
+        "cluster": directory.cluster + (" (pinned)" if directory.cluster == one.cluster else ""),
+        "size": "not measured yet" if directory.size_bytes is None else format_size(directory.size_bytes),
+        "limit": format_size(one.limit_bytes),
+        "files": directory.files,
+        "measured": directory.captured_at,
+    }
 
 
 def _removal_line(one: CacheRemoval) -> str:
@@ -93,11 +96,16 @@ async def summarize(output: Output, *, project: str, as_csv: bool) -> None:
         return
     size = sum(one.size_bytes for one in files)
     total = f"{counted(len(files), 'entry') if len(files) == 1 else f'{len(files)} entries'}, {format_size(size)}"
-    output.result(summary, [*map(_file_line, files), total], [one.path for one in files])
+    output.result(summary, [*table([_file_row(one) for one in files], "empty"), total], [one.path for one in files])
 
 
-def _file_line(one: FileSummary) -> str:
-    return f"{one.permissions} {format_size(one.size_bytes):>8} {format_time(one.modified.timestamp())} {one.path}"
+def _file_row(one: FileSummary) -> dict[str, object]:
+    return {
+        "mode": one.permissions,
+        "size": format_size(one.size_bytes),
+        "modified": one.modified,
+        "path": one.path,
+    }
 
 
 def _csv(files: Sequence[FileSummary]) -> str:

@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, Output, command_line, parsed, waiting_for
+from bdn.cli.output import DONE, Output, command_line, parsed, table, waiting_for, when
 from bdn.cli.running_agent import RunningAgent, named
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
-from bdn.core.units import counted, format_size, format_time, parse_duration
+from bdn.core.units import counted, format_size, parse_duration
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 from bdn.wire.push_schema import Checkpoint, PushGrantRequest
@@ -55,7 +55,7 @@ async def grant(output: Output, *, job: str, expires_seconds: float) -> None:
     """
     async with mirror_client() as client:
         made = await client.grant_pushes(PushGrantRequest(job=job, expires_seconds=int(expires_seconds)))
-    output.say(f"for {made.job}, until {format_time(made.expires_at.timestamp())}:")
+    output.say(f"for {made.job}, until {when(made.expires_at)}:")
     output.result(made, [made.grant], [made.grant])
 
 
@@ -73,7 +73,7 @@ async def ls(output: Output, *, source: str | None) -> None:
             found = (await client.checkpoints()).items
         else:
             found = await _found(client, _named(source))
-    lines = [_line(one) for one in found] or ["no checkpoints"]
+    lines = table([_row(one) for one in found], "no checkpoints")
     output.result(Items[Checkpoint](items=found), lines, [one.source for one in found])
 
 
@@ -139,6 +139,12 @@ async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
     output.result(Items[Checkpoint](items=removed), lines, [one.source for one in removed])
 
 
-def _line(one: Checkpoint) -> str:
-    size = f"{counted(one.files, 'file')}, {format_size(one.size_bytes)}"
-    return f"{one.source}  {one.sync_status}  {one.checkpoint_type}  {size}  {format_time(one.created_at.timestamp())}"
+def _row(one: Checkpoint) -> dict[str, object]:
+    return {
+        "checkpoint": one.source,
+        "state": one.sync_status,
+        "type": one.checkpoint_type,
+        "files": one.files,
+        "size": format_size(one.size_bytes),
+        "created": one.created_at,
+    }

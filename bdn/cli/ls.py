@@ -1,14 +1,14 @@
 """``bdn ls``, an alias of ``bdn-admin ls``, and ``bdn-admin agents``."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, columns, command_line
+from bdn.cli.output import Output, command_line, table
 from bdn.core.units import counted, format_age, format_size
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifest
@@ -30,9 +30,7 @@ async def ls(output: Output, *, full: bool) -> None:
         held = await client.held()
     items = sorted(held.items, key=lambda item: item.sources)
     rows = [_row(item, full=full) for item in items]
-    lines = (
-        columns([("SOURCE", "MANIFEST", "FILES", "SIZE", "LAST USED", "WHERE"), *rows]) if rows else ["no manifests"]
-    )
+    lines = table(rows, "no manifests")
     if full:
         lines = [lines[0], *(line for item, row in zip(items, lines[1:], strict=True) for line in (row, *_nodes(item)))]
     if held.store is not None:
@@ -44,16 +42,16 @@ async def ls(output: Output, *, full: bool) -> None:
     output.result(held, lines, [item.manifest for item in held.items])
 
 
-def _row(item: HeldManifest, *, full: bool) -> Sequence[str]:
+def _row(item: HeldManifest, *, full: bool) -> dict[str, object]:
     used = max((holding.last_used for holding in item.nodes.values() if holding.last_used is not None), default=None)
-    return (
-        ", ".join(item.sources),
-        item.manifest if full else f"{item.manifest[:_SHORT]}…",
-        "-" if item.files_total is None else str(item.files_total),
-        "-" if item.bytes_total is None else format_size(item.bytes_total),
-        "-" if used is None else format_age(time.time() - used),
-        ", ".join(_places(item)) or "-",
-    )
+    return {
+        "source": ", ".join(item.sources),
+        "manifest": item.manifest if full else f"{item.manifest[:_SHORT]}…",
+        "files": item.files_total,
+        "size": None if item.bytes_total is None else format_size(item.bytes_total),
+        "last used": None if used is None else format_age(time.time() - used),
+        "where": ", ".join(_places(item)) or None,
+    }
 
 
 def _places(item: HeldManifest) -> Iterator[str]:
@@ -108,7 +106,8 @@ async def list_agents(output: Output) -> None:
     async with reachable_mirror(output) as client:
         found = await client.agents()
     names = [f"{agent.cluster}/{agent.node}" for agent in found.items]
-    output.result(found, [line for agent in found.items for line in _agent_lines(agent)] or ["no agents"], names)
+    lines = table([row for agent in found.items for row in _tier_rows(agent)], "no agents")
+    output.result(found, [*lines, *(line for agent in found.items for line in _problems(agent))], names)
 
 
 @agents.command("rm")
@@ -126,15 +125,25 @@ async def remove_agent(output: Output, *, node: str, cluster: str | None) -> Non
     output.result(removed, [f"{removed.cluster}/{removed.node} removed"])
 
 
-def _agent_lines(agent: AgentDocument) -> list[str]:
-    life = f"{'alive' if agent.alive else 'silent'} since {agent.last_heartbeat:%Y-%m-%d %H:%M:%S}Z"
-    lines = [f"{agent.cluster}/{agent.node}  {life}  {counted(agent.manifests, 'manifest')}"]
+def _tier_rows(agent: AgentDocument) -> Iterator[dict[str, object]]:
+    state = "disputed" if agent.disputed else "alive" if agent.alive else "silent"
+    for tier, use in agent.tiers.items() or [(None, None)]:
+        yield {
+            "agent": f"{agent.cluster}/{agent.node}",
+            "state": state,
+            "heartbeat": agent.last_heartbeat,
+            "manifests": agent.manifests,
+            "tier": tier,
+            "held": use and format_size(use.committed),
+            "being filled": use and format_size(use.reserved),
+            "in use": use and format_size(use.leased),
+            "budget": use and format_size(use.budget),
+        }
+
+
+def _problems(agent: AgentDocument) -> Iterator[str]:
     for tier, use in agent.tiers.items():
-        problem = f"; takes nothing new: {use.problem}" if use.problem else ""
-        lines.append(
-            f"  {tier}: {format_size(use.committed)} held, {format_size(use.reserved)} being filled, "
-            f"{format_size(use.leased)} in use, of {format_size(use.budget)}{problem}"
-        )
+        if use.problem:
+            yield f"{agent.cluster}/{agent.node}: the tier {tier} takes nothing new: {use.problem}"
     if agent.unsynced_bytes:
-        lines.append(f"  checkpoints: {format_size(agent.unsynced_bytes)} not pushed yet")
-    return lines
+        yield f"{agent.cluster}/{agent.node}: {format_size(agent.unsynced_bytes)} of checkpoints not pushed yet"

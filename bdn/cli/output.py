@@ -10,9 +10,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -20,7 +21,7 @@ import click
 
 from bdn.cli.printable import printable
 from bdn.core.errors import NAME_A_SECRET, BdnError, InvalidRequestError
-from bdn.core.units import format_duration, format_size
+from bdn.core.units import format_age, format_duration, format_size, format_time
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -153,10 +154,33 @@ def say_interrupted() -> None:
     _echo("interrupted", err=True)
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of text in which the cells of a column begin below each other."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+def table(rows: Sequence[Mapping[str, object]], empty: str) -> list[str]:
+    """A header and a line for each row; ``empty`` alone without rows.
+
+    The keys of all rows are the names of the columns. A column whose cells are all None is left out.
+    """
+    if not rows:
+        return [empty]
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    cells = [[name.upper() for name in names], *([_cell(row[name]) for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return when(value) if isinstance(value, datetime) else printable(str(value))
+
+
+def when(at: datetime) -> str:
+    """Absolute; on a terminal the relative time is beside it."""
+    seconds = at.timestamp()
+    absolute = format_time(seconds)
+    if not sys.stdout.isatty():
+        return absolute
+    left = seconds - time.time()
+    return f"{absolute} ({f'in {format_duration(left)}' if left > 0 else format_age(-left)})"
 
 
 class _Checked(Protocol):

@@ -3,10 +3,9 @@
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, command_line
-from bdn.core.units import counted, format_size, format_time
-from bdn.wire.access_schema import Team, TeamRequest
-from bdn.wire.push_schema import Project
+from bdn.cli.output import Output, command_line, table
+from bdn.core.units import counted, format_size
+from bdn.wire.access_schema import TeamRequest
 
 
 @click.group()
@@ -24,8 +23,18 @@ async def list_projects(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.projects()
-    lines = [_line(one) for one in found.items] or ["no projects"]
-    output.result(found, lines, [one.id for one in found.items])
+    rows = [
+        {
+            "id": one.id,
+            "name": one.name,
+            "team": one.team,
+            "checkpoints": one.checkpoints,
+            "size": format_size(one.size_bytes),
+            "created": one.created_at,
+        }
+        for one in found.items
+    ]
+    output.result(found, table(rows, "no projects"), [one.id for one in found.items])
 
 
 @projects.command("rm")
@@ -41,7 +50,11 @@ async def remove_project(output: Output, *, project: str) -> None:
     """
     async with reachable_mirror(output) as client:
         removed = await client.remove_project(project)
-    output.result(removed, [f"deleted {_line(removed)}"], [removed.id])
+    output.result(
+        removed,
+        [f"deleted project {removed.name} ({removed.id}) and {counted(removed.checkpoints, 'checkpoint')}"],
+        [removed.id],
+    )
 
 
 @click.group()
@@ -61,7 +74,7 @@ async def create(output: Output, *, name: str) -> None:
     request = TeamRequest(name=name)
     async with reachable_mirror(output) as client:
         made = await client.make_team(request)
-    output.result(made, [_team_line(made)], [made.id])
+    output.result(made, [f"team {made.name} ({made.id})"], [made.id])
 
 
 @teams.command("ls")
@@ -74,13 +87,5 @@ async def list_teams(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.teams()
-    output.result(found, [_team_line(one) for one in found.items], [one.id for one in found.items])
-
-
-def _line(one: Project) -> str:
-    size = f"{counted(one.checkpoints, 'checkpoint')}, {format_size(one.size_bytes)}"
-    return f"{one.id}  {one.name}  of team {one.team}  {size}  made {format_time(one.created_at.timestamp())}"
-
-
-def _team_line(one: Team) -> str:
-    return f"{one.id}  {one.name}  made {format_time(one.created_at.timestamp())}"
+    rows = [{"id": one.id, "name": one.name, "created": one.created_at} for one in found.items]
+    output.result(found, table(rows, "no teams"), [one.id for one in found.items])

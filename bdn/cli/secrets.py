@@ -6,7 +6,7 @@ from typing import BinaryIO, Final
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import INTERRUPTED, Output, command_line, say_interrupted
+from bdn.cli.output import INTERRUPTED, Output, command_line, say_interrupted, table
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.mirror.db.secrets import new_key as made_key
 from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
@@ -84,7 +84,7 @@ async def ls(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.secrets()
-    output.result(found, [_line(entry) for entry in found.items] or ["no secrets"])
+    output.result(found, table([_row(entry) for entry in found.items], "no secrets"))
 
 
 @secrets.command()
@@ -115,7 +115,8 @@ async def rotate(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.rotate_secrets()
-    output.result(found, [*(_line(entry) for entry in found.items), _reach(found.others_left)])
+    listed = table([_row(entry) for entry in found.items], "no secrets")
+    output.result(found, [*listed, _reach(found.others_left)])
 
 
 @secrets.command("new-key")
@@ -148,7 +149,10 @@ def _reach(others_left: int | None) -> str:
     return "all secrets are encrypted with the first key: remove the older keys from BDN_SECRETS_KEY"
 
 
-def _line(entry: SecretEntry) -> str:
-    key = "" if entry.sealed_with == "first key" else f", encrypted with an {entry.sealed_with}"
-    outranked = ", outranked by the mirror's environment or directory" if entry.outranked else ""
-    return f"{entry.name}  set {entry.updated_at:%Y-%m-%d %H:%M:%S}Z{key}{outranked}"
+def _row(entry: SecretEntry) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "set": entry.updated_at,
+        "encrypted with": entry.sealed_with,
+        "outranked by": "the mirror's environment or directory" if entry.outranked else None,
+    }

@@ -3,8 +3,8 @@
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, check_usage, command_line, parsed
-from bdn.core.units import format_time, parse_duration
+from bdn.cli.output import Output, check_usage, command_line, parsed, table
+from bdn.core.units import parse_duration
 from bdn.wire.access_schema import Role, Token, TokenRequest
 
 
@@ -44,7 +44,7 @@ async def create(output: Output, **options: object) -> None:
     check_usage(request)
     async with reachable_mirror(output) as client:
         made = await client.create_token(request)
-    output.say(f"{_line(made)}; it is not shown again:")
+    output.say(f"token {made.id} for {made.name}; it is not shown again:")
     output.result(made, [made.token], [made.token])
 
 
@@ -59,9 +59,8 @@ async def ls(output: Output) -> None:
     async with reachable_mirror(output) as client:
         found = await client.tokens()
     ids = [token.id for token in found.items]
-    output.result(
-        found, [_line(token) for token in found.items] or ["no tokens yet, only the operator token BDN_TOKEN"], ids
-    )
+    lines = table([_row(token) for token in found.items], "no tokens yet, only the operator token BDN_TOKEN")
+    output.result(found, lines, ids)
 
 
 @tokens.command()
@@ -75,11 +74,18 @@ async def revoke(output: Output, *, token_id: str) -> None:
     """
     async with reachable_mirror(output) as client:
         revoked = await client.revoke_token(token_id)
-    output.result(revoked, [_line(revoked)])
+    output.result(revoked, [f"token {revoked.id} for {revoked.name} is revoked"])
 
 
-def _line(token: Token) -> str:
-    whose = f" of cluster {token.cluster}" if token.cluster else f" of team {token.team}" if token.team else ""
-    times = (("made", token.created_at), ("expires", token.expires_at), ("revoked", token.revoked_at))
-    said = ", ".join(f"{what} {format_time(at.timestamp())}" for what, at in times if at is not None)
-    return f"{token.id}  {token.organisation}  {token.role}{whose}  {token.name}  {said}"
+def _row(token: Token) -> dict[str, object]:
+    return {
+        "id": token.id,
+        "organisation": token.organisation,
+        "role": token.role,
+        "cluster": token.cluster,
+        "team": token.team,
+        "name": token.name,
+        "created": token.created_at,
+        "expires": token.expires_at,
+        "revoked": token.revoked_at,
+    }

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shlex
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, waiting_for
+from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, table, waiting_for
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, SourceNotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
@@ -193,8 +194,7 @@ async def ls(output: Output) -> None:
     """
     async with agent_client() as agent:
         found = await agent.volumes()
-    lines = [_line(one) for one in found.items] or ["no job volumes"]
-    output.result(found, lines, [one.id for one in found.items])
+    output.result(found, _lines(found.items, "no job volumes"), [one.id for one in found.items])
 
 
 @volumes.command()
@@ -221,7 +221,7 @@ async def rm(output: Output, *, volume: str | None, run_id: str | None, is_all: 
         ended = [await agent.end_volume(name) for name in names]
         if wait:
             ended = [await _until_ended(output, agent, one) for one in ended]
-    lines = [_line(one) for one in ended] or [f"{'this node' if is_all else f'job {run_id}'} has no job volumes"]
+    lines = _lines(ended, f"{'this node' if is_all else f'job {run_id}'} has no job volumes")
     output.result(Items[JobVolume](items=ended), lines, [one.id for one in ended])
 
 
@@ -292,16 +292,27 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _line(one: JobVolume) -> str:
-    parts = [f"{one.id} {one.state} job {one.run_id}, rank {one.rank}"]
-    if one.scratch is not None:
-        used = "?" if one.scratch.used_bytes is None else format_size(one.scratch.used_bytes)
-        parts.append(f"scratch {used} of {format_size(one.scratch.bytes)} at {one.scratch.path}")
-    if one.checkpoints is not None:
-        kept = one.checkpoints
-        parts.append(f"checkpoints {kept.sync_status}, {format_size(kept.unsynced_bytes)} to push, at {kept.path}")
-        if kept.error is not None:
-            parts.append(f"{kept.error.message} [{kept.error.code}]")
-    if one.error is not None:
-        parts.append(f"{one.error.message} [{one.error.code}]")
-    return "; ".join(parts)
+def _lines(volumes: Sequence[JobVolume], empty: str) -> list[str]:
+    errors = [
+        f"{one.id}: {error.message} [{error.code}]"
+        for one in volumes
+        for error in (one.checkpoints and one.checkpoints.error, one.error)
+        if error is not None
+    ]
+    return [*table([_row(one) for one in volumes], empty), *errors]
+
+
+def _row(one: JobVolume) -> dict[str, object]:
+    scratch, kept = one.scratch, one.checkpoints
+    used = None if scratch is None or scratch.used_bytes is None else format_size(scratch.used_bytes)
+    return {
+        "volume": one.id,
+        "state": one.state,
+        "job": one.run_id,
+        "rank": one.rank,
+        "created": one.created_at,
+        "scratch": scratch and f"{used or '?'} of {format_size(scratch.bytes)}",
+        "checkpoints": kept and f"{kept.sync_status}, {format_size(kept.unsynced_bytes)} to push",
+        "scratch path": scratch and scratch.path,
+        "checkpoint path": kept and kept.path,
+    }

@@ -181,7 +181,7 @@ def test_a_secret_set_before_the_first_pull_opens_a_private_repository(keyed: Sh
     assert tree(keyed.root / "out") == {"a.txt": b"1"}
 
     listed = keyed.run("bdn-admin", "secrets", "ls")
-    assert listed.out.startswith("team-token  set 20")
+    assert listed.out.splitlines()[1].startswith("team-token  20")
     assert [item["name"] for item in keyed.run("bdn-admin", "secrets", "ls", "--json").document["items"]] == [
         "team-token"
     ]
@@ -279,7 +279,7 @@ def test_the_secrets_of_a_service_are_set_from_elsewhere_with_its_token(tmp_path
         done = given(user, VALUE.encode(), "team")
         assert (done.code, done.out) == (0, f"secret 'team' is set, at {cluster.url}\n")
         rotated = user.run("bdn-admin", "secrets", "rotate").out
-        assert rotated.startswith("team  set 20")
+        assert rotated.splitlines()[1].startswith("team  20")
         assert rotated.endswith(
             "all secrets are encrypted with the first key: remove the older keys from BDN_SECRETS_KEY\n"
         )

@@ -112,17 +112,15 @@ def test_a_token_of_a_team_syncs_lists_and_deletes_what_is_the_team_s(tmp_path: 
         (project,) = research.run("bdn-admin", "projects", "ls", "--json").document["items"]
         assert (project["name"], project["team"], project["checkpoints"]) == ("llama", "research", 1)
         assert vision.run("bdn-admin", "projects", "rm", project["id"]).code == 4
-        assert (
-            f"{project['id']}  llama  of team research  1 checkpoint, "
-            in operator.run("bdn-admin", "projects", "ls").out
-        )
+        listed = operator.run("bdn-admin", "projects", "ls")
+        assert any(line.split()[:4] == [project["id"], "llama", "research", "1"] for line in listed.out.splitlines())
         removed = research.run("bdn-admin", "projects", "rm", "llama", "--quiet")
         assert (removed.code, removed.out) == (0, f"{project['id']}\n")
         assert (sources(research), sources(vision)) == ([], [f"{JOB}/checkpoint-1"])
         refused = research.run("bdn-admin", "secrets", "ls", "--json").document
         assert refused["error"]["code"] == "UNAUTHENTICATED"
         listed = operator.run("bdn-admin", "teams", "ls")
-        assert [line.split()[1] for line in listed.out.splitlines()] == ["research", "vision", "Default"]
+        assert [line.split()[1] for line in listed.out.splitlines()[1:]] == ["research", "vision", "Default"]
 
 
 def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None:

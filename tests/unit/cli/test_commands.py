@@ -181,9 +181,10 @@ def test_lists_say_what_an_agent_holds_for_its_cluster_and_why_it_takes_nothing_
         store,
     ]
     assert run("agents").output.splitlines() == [
-        "c/n  alive since 2026-01-02 03:04:05Z  1 manifest",
-        "  node: 10 B held, 0 B being filled, 0 B in use, of 10 B; takes nothing new: Input/output error",
-        "  checkpoints: 3 MB not pushed yet",
+        "AGENT  STATE  HEARTBEAT             MANIFESTS  TIER  HELD  BEING FILLED  IN USE  BUDGET",
+        "c/n    alive  2026-01-02 03:04:05Z  1          node  10 B  0 B           0 B     10 B",
+        "c/n: the tier node takes nothing new: Input/output error",
+        "c/n: 3 MB of checkpoints not pushed yet",
     ]
     assert run("agents", "ls").output == run("agents").output
     assert run("agents", "--json").output == run("agents", "ls", "--json").output
@@ -238,7 +239,7 @@ def test_a_new_token_stands_alone_on_standard_output_for_a_shell_to_take_and_is_
     done = run(*arguments)
 
     assert (done.exit_code, done.stdout) == (0, "bdn_sesame\n")
-    assert "tok_1  acme  controller  ci  made 2026-01-02 03:04:05Z; it is not shown again" in done.stderr
+    assert "token tok_1 for ci; it is not shown again" in done.stderr
     assert client.asked[0].expires_seconds == 90 * 24 * 3600
     assert json.loads(run(*arguments, "--json").stdout)["token"] == "bdn_sesame"
     quiet = run(*arguments, "--quiet")
@@ -252,10 +253,12 @@ def test_a_source_with_hundreds_of_revisions_is_asked_about_piece_by_piece(clien
     said = run("why", "hf://org/model", "--limit", "2")
 
     assert said.exit_code == 0, said.output
-    assert [line.rpartition(" ")[2] for line in said.output.splitlines()[-2:]] == [
-        str(len(MANIFESTS) - 2),
-        str(len(MANIFESTS) - 1),
-    ]
+    lines = said.output.splitlines()
+    assert lines[0] == "hf://org/model is cached on the mirror"
+    assert [line.split()[-1] for line in lines[-3:-1]] == [str(len(MANIFESTS) - 2), str(len(MANIFESTS) - 1)]
+    assert lines[-1] == f"and {len(MANIFESTS) - 2} more events: --all prints them"
+    assert len(run("why", "hf://org/model", "--all").output.splitlines()) > 2 * len(MANIFESTS)
+    assert len(json.loads(run("why", "hf://org/model", "--json").output)["events"]) == 20
 
 
 def test_what_begins_like_a_path_or_is_there_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 import io
 import json
 import logging
+import sys
+from datetime import UTC, datetime, timedelta
 
 import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from bdn.cli.output import Output, bar_on, command_line, progress_bar
+from bdn.cli.output import Output, bar_on, command_line, progress_bar, table, when
 from bdn.core.errors import UpstreamUnavailableError
 
 HOSTILE = "a\nwarning: b\r\t\x1b[2J\x1b]0;title\x07\x7f\x9b31m\u202ecod.exe\u2028\udc80 ünïcödé 模型"
@@ -59,6 +61,22 @@ def test_progress__of_a_hostile_title__is_printed_escaped(capsys: pytest.Capture
     assert capsys.readouterr().err == f"{ESCAPED}: 5 B of 5 B\n"
     assert ESCAPED in terminal.getvalue()
     assert "\x1b[2J" not in terminal.getvalue()
+
+
+def test_a_table__has_a_header_and_no_column_without_values() -> None:
+    rows = [{"name": "a\n", "size": 1, "error": None}, {"name": "bcd", "size": None, "error": None}]
+    assert table(rows, "none") == ["NAME  SIZE", "a\\n   1", "bcd   -"]
+    assert table([], "none") == ["none"]
+
+
+@pytest.mark.parametrize(("seconds", "beside"), [(-150, " (2 min ago)"), (7250, " (in 2h)")], ids=["past", "future"])
+def test_a_time__on_a_terminal__has_the_relative_one_beside_it(
+    seconds: int, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=seconds)
+    assert when(at) == f"{at:%Y-%m-%d %H:%M:%S}Z"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert when(at) == f"{at:%Y-%m-%d %H:%M:%S}Z{beside}"
 
 
 def test_a_command__that_logs_a_warning__prints_it_on_one_line_with_what_it_is_about(
