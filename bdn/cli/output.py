@@ -154,13 +154,13 @@ def say_interrupted() -> None:
     _echo("interrupted", err=True)
 
 
-def table(rows: Sequence[Mapping[str, object]], empty: str) -> list[str]:
+def table(rows: Sequence[Mapping[str, object]], empty: str | None = None) -> list[str]:
     """A header and a line for each row; ``empty`` alone without rows.
 
     The keys of all rows are the names of the columns. A column whose cells are all None is left out.
     """
     if not rows:
-        return [empty]
+        return [] if empty is None else [empty]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     cells = [[name.upper() for name in names], *([_cell(row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

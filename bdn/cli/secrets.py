@@ -115,8 +115,7 @@ async def rotate(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.rotate_secrets()
-    listed = table([_row(entry) for entry in found.items], "no secrets")
-    output.result(found, [*listed, _reach(found.others_left)])
+    output.result(found, [*table([_row(entry) for entry in found.items]), _reach(found.others_left)])
 
 
 @secrets.command("new-key")

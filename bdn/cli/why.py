@@ -161,7 +161,7 @@ def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[st
         for place in printed
     ]
     more = len(places) - len(printed)
-    return [*table(rows, ""), *([f"and {counted(more, 'more place')}: --all prints them"] if more else [])]
+    return [*table(rows), *([f"and {counted(more, 'more place')}: --all prints them"] if more else [])]
 
 
 def _named_lines(named: Named) -> list[str]:
