@@ -22,7 +22,7 @@ import httpx2
 from pydantic import BaseModel
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import Output, columns, command_line
+from bdn.cli.output import Output, command_line, table
 from bdn.cli.running import embedded_services
 from bdn.cli.sources import request_body
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
@@ -245,13 +245,21 @@ def _fill_bucket(client: httpx2.Client, folder: Path) -> None:
 
 
 def _table(steps: Sequence[Step]) -> list[str]:
-    rows: list[Sequence[str]] = [("step", "result", "upstream", "mirror", "cluster", "node", "seconds", "GB/s")]
-    for step in steps:
-        bytes_by_tier = (step.upstream, step.tiers.mirror, step.tiers.cluster, step.tiers.node)
-        sizes = [format_size(size) if size else "-" for size in bytes_by_tier]
-        rate = f"{step.bytes / step.seconds / 1e9:.2f}" if step.bytes else "-"
-        rows.append((step.step, step.outcome, *sizes, f"{step.seconds:.3f}", rate))
-    return columns(rows)
+    return table(
+        [
+            {
+                "step": step.step,
+                "result": step.outcome,
+                "upstream": format_size(step.upstream) if step.upstream else None,
+                "mirror": format_size(step.tiers.mirror) if step.tiers.mirror else None,
+                "cluster": format_size(step.tiers.cluster) if step.tiers.cluster else None,
+                "node": format_size(step.tiers.node) if step.tiers.node else None,
+                "seconds": f"{step.seconds:.3f}",
+                "rate": f"{step.bytes / step.seconds / 1e9:.2f} GB/s" if step.bytes else None,
+            }
+            for step in steps
+        ]
+    )
 
 
 if __name__ == "__main__":

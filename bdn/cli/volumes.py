@@ -293,13 +293,11 @@ def _is_alive(pid: int) -> bool:
 
 
 def _lines(volumes: Sequence[JobVolume], empty: str) -> list[str]:
-    errors = [
-        f"{one.id}: {error.message} [{error.code}]"
-        for one in volumes
-        for error in (one.checkpoints and one.checkpoints.error, one.error)
-        if error is not None
-    ]
-    return [*table([_row(one) for one in volumes], empty), *errors]
+    lines = table([_row(one) for one in volumes], empty)
+    for one in volumes:
+        problems = (None if one.checkpoints is None else one.checkpoints.error, one.error)
+        lines += [f"{one.id}: {error.message} [{error.code}]" for error in problems if error is not None]
+    return lines
 
 
 def _row(one: JobVolume) -> dict[str, object]:

@@ -64,7 +64,10 @@ def test_progress__of_a_hostile_title__is_printed_escaped(capsys: pytest.Capture
 
 
 def test_a_table__has_a_header_and_no_column_without_values() -> None:
-    rows = [{"name": "a\n", "size": 1, "error": None}, {"name": "bcd", "size": None, "error": None}]
+    rows: list[dict[str, object]] = [
+        {"name": "a\n", "size": 1, "error": None},
+        {"name": "bcd", "size": None, "error": None},
+    ]
     assert table(rows, "none") == ["NAME  SIZE", "a\\n   1", "bcd   -"]
     assert table([], "none") == ["none"]
 
