@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
 from bdn.core.chunk import digest_of
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, NotFoundError
 from bdn.disk.durable import write_durably
 from bdn.mirror.app import MirrorService
 from bdn.net.api_clients import MirrorClient
@@ -210,7 +210,7 @@ class KilledSyncs:
                 try:
                     contents = await mirror.tree(manifest)
                     self._checked[manifest] = {path: str(digest_of(content)) for path, content in contents.items()}
-                except AssertionError:
+                except (AssertionError, NotFoundError):
                     if await self._is_replaced(name, manifest):
                         continue  # what came instead is looked at the next time
                     raise
