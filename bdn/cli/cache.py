@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import Output, command_line, parsed, table
+from bdn.cli.output import Output, command_line, fields_of, parsed, table
 from bdn.cli.printable import printable
 from bdn.core.errors import NotFoundError
 from bdn.core.units import counted, format_size, format_time, parse_size
@@ -96,16 +96,11 @@ async def summarize(output: Output, *, project: str, as_csv: bool) -> None:
         return
     size = sum(one.size_bytes for one in files)
     total = f"{counted(len(files), 'entry') if len(files) == 1 else f'{len(files)} entries'}, {format_size(size)}"
-    output.result(summary, [*table([_file_row(one) for one in files], "empty"), total], [one.path for one in files])
-
-
-def _file_row(one: FileSummary) -> dict[str, object]:
-    return {
-        "mode": one.permissions,
-        "size": format_size(one.size_bytes),
-        "modified": one.modified,
-        "path": one.path,
-    }
+    output.result(
+        summary,
+        [*table([fields_of(one, "permissions size_bytes modified path") for one in files]), total],
+        [one.path for one in files],
+    )
 
 
 def _csv(files: Sequence[FileSummary]) -> str:

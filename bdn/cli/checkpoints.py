@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, Output, command_line, parsed, table, waiting_for, when
+from bdn.cli.output import DONE, Output, command_line, fields_of, parsed, table, waiting_for, when
 from bdn.cli.running_agent import RunningAgent, named
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError, NotFoundError
@@ -73,8 +73,8 @@ async def ls(output: Output, *, source: str | None) -> None:
             found = (await client.checkpoints()).items
         else:
             found = await _found(client, _named(source))
-    lines = table([_row(one) for one in found], "no checkpoints")
-    output.result(Items[Checkpoint](items=found), lines, [one.source for one in found])
+    rows = [fields_of(one, "source sync_status checkpoint_type files size_bytes created_at") for one in found]
+    output.result(Items[Checkpoint](items=found), table(rows, "no checkpoints"), [one.source for one in found])
 
 
 @checkpoints.command()
@@ -137,14 +137,3 @@ async def rm(output: Output, *, source: str, keep_last: int | None) -> None:
         removed = [await client.remove_checkpoint(one.id) for one in found if one.checkpoint_id in going]
     lines = [f"deleted {one.source}" for one in removed] or ["nothing to delete"]
     output.result(Items[Checkpoint](items=removed), lines, [one.source for one in removed])
-
-
-def _row(one: Checkpoint) -> dict[str, object]:
-    return {
-        "checkpoint": one.source,
-        "state": one.sync_status,
-        "type": one.checkpoint_type,
-        "files": one.files,
-        "size": format_size(one.size_bytes),
-        "created": one.created_at,
-    }

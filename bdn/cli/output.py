@@ -167,10 +167,23 @@ def table(rows: Sequence[Mapping[str, object]], empty: str | None = None) -> lis
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
+def fields_of(document: BaseModel, names: str) -> dict[str, object]:
+    """A row of ``table`` with these fields: without a unit in their names, and None for False."""
+    row: dict[str, object] = {}
+    for name in names.split():
+        value = getattr(document, name)
+        if name.endswith("_bytes"):
+            value = None if value is None else format_size(value)
+        row[re.sub("_(bytes|at)$", "", name).replace("_", " ")] = None if value is False else value
+    return row
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return when(value) if isinstance(value, datetime) else printable(str(value))
+    if isinstance(value, datetime):
+        return when(value)
+    return "yes" if value is True else printable(str(value))
 
 
 def when(at: datetime) -> str:

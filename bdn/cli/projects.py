@@ -3,8 +3,8 @@
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, command_line, table
-from bdn.core.units import counted, format_size
+from bdn.cli.output import Output, command_line, fields_of, table
+from bdn.core.units import counted
 from bdn.wire.access_schema import TeamRequest
 
 
@@ -23,17 +23,7 @@ async def list_projects(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.projects()
-    rows = [
-        {
-            "id": one.id,
-            "name": one.name,
-            "team": one.team,
-            "checkpoints": one.checkpoints,
-            "size": format_size(one.size_bytes),
-            "created": one.created_at,
-        }
-        for one in found.items
-    ]
+    rows = [fields_of(one, "id name team checkpoints size_bytes created_at") for one in found.items]
     output.result(found, table(rows, "no projects"), [one.id for one in found.items])
 
 
@@ -87,5 +77,5 @@ async def list_teams(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.teams()
-    rows = [{"id": one.id, "name": one.name, "created": one.created_at} for one in found.items]
+    rows = [fields_of(one, "id name created_at") for one in found.items]
     output.result(found, table(rows, "no teams"), [one.id for one in found.items])

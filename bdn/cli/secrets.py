@@ -1,12 +1,13 @@
 """``bdn-admin secrets``: secrets that the mirror stores encrypted. Values are never arguments of a command line."""
 
 import sys
+from collections.abc import Sequence
 from typing import BinaryIO, Final
 
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import INTERRUPTED, Output, command_line, say_interrupted, table
+from bdn.cli.output import INTERRUPTED, Output, command_line, fields_of, say_interrupted, table
 from bdn.core.errors import InvalidRequestError, LimitExceededError
 from bdn.mirror.db.secrets import new_key as made_key
 from bdn.wire.access_schema import LIMIT_VALUE_BYTES, SecretBody, SecretEntry, is_secret_name
@@ -84,7 +85,7 @@ async def ls(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.secrets()
-    output.result(found, table([_row(entry) for entry in found.items], "no secrets"))
+    output.result(found, _table(found.items, "no secrets"))
 
 
 @secrets.command()
@@ -115,7 +116,7 @@ async def rotate(output: Output) -> None:
     """
     async with reachable_mirror(output) as client:
         found = await client.rotate_secrets()
-    output.result(found, [*table([_row(entry) for entry in found.items]), _reach(found.others_left)])
+    output.result(found, [*_table(found.items), _reach(found.others_left)])
 
 
 @secrets.command("new-key")
@@ -148,10 +149,5 @@ def _reach(others_left: int | None) -> str:
     return "all secrets are encrypted with the first key: remove the older keys from BDN_SECRETS_KEY"
 
 
-def _row(entry: SecretEntry) -> dict[str, object]:
-    return {
-        "name": entry.name,
-        "set": entry.updated_at,
-        "encrypted with": entry.sealed_with,
-        "outranked by": "the mirror's environment or directory" if entry.outranked else None,
-    }
+def _table(items: Sequence[SecretEntry], empty: str | None = None) -> list[str]:
+    return table([fields_of(one, "name updated_at sealed_with outranked") for one in items], empty)

@@ -1,11 +1,15 @@
 """``bdn-admin tokens``: tokens of organisations, job controllers and agents for the mirror."""
 
+from typing import Final
+
 import click
 
 from bdn.cli.clients import reachable_mirror
-from bdn.cli.output import Output, check_usage, command_line, parsed, table
+from bdn.cli.output import Output, check_usage, command_line, fields_of, parsed, table
 from bdn.core.units import parse_duration
-from bdn.wire.access_schema import Role, Token, TokenRequest
+from bdn.wire.access_schema import Role, TokenRequest
+
+_COLUMNS: Final = "id organisation role cluster team name created_at expires_at revoked_at"
 
 
 @click.group()
@@ -59,8 +63,8 @@ async def ls(output: Output) -> None:
     async with reachable_mirror(output) as client:
         found = await client.tokens()
     ids = [token.id for token in found.items]
-    lines = table([_row(token) for token in found.items], "no tokens yet, only the operator token BDN_TOKEN")
-    output.result(found, lines, ids)
+    rows = [fields_of(token, _COLUMNS) for token in found.items]
+    output.result(found, table(rows, "no tokens yet, only the operator token BDN_TOKEN"), ids)
 
 
 @tokens.command()
@@ -75,17 +79,3 @@ async def revoke(output: Output, *, token_id: str) -> None:
     async with reachable_mirror(output) as client:
         revoked = await client.revoke_token(token_id)
     output.result(revoked, [f"token {revoked.id} for {revoked.name} is revoked"])
-
-
-def _row(token: Token) -> dict[str, object]:
-    return {
-        "id": token.id,
-        "organisation": token.organisation,
-        "role": token.role,
-        "cluster": token.cluster,
-        "team": token.team,
-        "name": token.name,
-        "created": token.created_at,
-        "expires": token.expires_at,
-        "revoked": token.revoked_at,
-    }
