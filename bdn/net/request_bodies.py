@@ -74,7 +74,7 @@ class RequestBodies:
         except BdnError as error:
             await error_answer(error)(scope, receive, send)
             return
-        await self._app(scope, _Replayed(content, receive), send)
+        await self._app(scope, _replayed(content, receive), send)
 
     def _check_announced(self, announced: str) -> None:
         if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
@@ -99,18 +99,14 @@ def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip() not in ("", "0")
 
 
-class _Replayed:
+def _replayed(content: bytes, receive: Receive) -> Receive:
     """Returns the body once, then the client's further messages."""
+    messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
 
-    def __init__(self, content: bytes, receive: Receive) -> None:
-        self._content: bytes | None = content
-        self._receive = receive
+    async def receive_next() -> Message:
+        return messages.pop() if messages else await receive()
 
-    async def __call__(self) -> Message:
-        if self._content is None:
-            return await self._receive()
-        content, self._content = self._content, None
-        return {"type": "http.request", "body": content, "more_body": False}
+    return receive_next
 
 
 async def _refuse(error: BdnError, most: int, scope: Scope, receive: Receive, send: Send) -> None:

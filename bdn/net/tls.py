@@ -12,8 +12,8 @@ import socket
 import ssl
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -45,24 +45,25 @@ def refusal_of_plain_http() -> bytes:
     return f"{head}\r\nConnection: close\r\n\r\n".encode() + content
 
 
-class _ContextOfFiles(ABC):
-    """A context that is rebuilt when one of its files changes.
+class _ContextOfFiles:
+    """A context that ``make`` creates anew when one of its files changes.
 
-    If that fails, the previous context stays, with one log line.
+    If that fails, the previous context stays, with one log line. A context in use is never changed: for a moment it
+    would show one certificate and have the key of another.
 
     Thread-safe. The files are checked at use, at most once a second. A file has changed when it was replaced, rewritten
     or given another owner or mode, or when a link leads to another file.
     """
 
-    def __init__(self, files: Sequence[Path], clock: Callable[[], float]) -> None:
+    def __init__(self, files: Sequence[Path], make: Callable[[], ssl.SSLContext], clock: Callable[[], float]) -> None:
         """Raises ``InvalidRequestError`` with the reason when the files cannot be used."""
         self._files = files
+        self._make = make
         self._clock = clock
         self._lock = threading.Lock()
         self._looks_at = clock() + _LOOK_SECONDS
-        self._seen = self._look()  # before reading: a change during the read is read again
-        self._refused = self._seen  # the state that was last logged as unusable
-        self._context = self._made()
+        self._seen = self._refused = self._look()  # before reading: a change during the read is read again
+        self._context = make()
 
     def context(self) -> ssl.SSLContext:
         if self._clock() >= self._looks_at and self._lock.acquire(blocking=False):
@@ -73,23 +74,16 @@ class _ContextOfFiles(ABC):
                 self._lock.release()
         return self._context
 
-    @abstractmethod
-    def _made(self) -> ssl.SSLContext: ...
-
     def _renew(self) -> None:
-        seen = self._look()
-        if seen == self._seen:
+        if (seen := self._look()) == self._seen:
             return
         try:
-            self._context = self._made()
-        except (
-            InvalidRequestError
-        ) as error:  # may pass without a change of the files: the clock is set, memory is free again
+            self._context, self._seen = self._make(), seen
+        except InvalidRequestError as error:  # tried again: a wrong clock or a lack of memory passes without a change
             if seen != self._refused:
                 logger.warning("cannot reload changed TLS files: %s; keeping what was loaded before", error)
             self._refused = seen
         else:
-            self._seen = seen
             logger.info("changed TLS files loaded", extra={"files": ", ".join(map(str, self._files))})
 
     def _look(self) -> list[tuple[int, ...] | None]:
@@ -108,30 +102,28 @@ class Certificate(_ContextOfFiles):
     """A server's certificate: chain and key in two PEM files. ``prefix`` begins the names of their settings."""
 
     def __init__(self, prefix: str, chain: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._prefix = prefix
-        self._chain = chain
-        self._key = key
-        super().__init__((chain, key), clock)
+        super().__init__((chain, key), partial(_server_context, prefix, chain, key), clock)
 
-    def _made(self) -> ssl.SSLContext:
-        _check_validity(f"{self._prefix}_CERT", self._chain)
-        _read(f"{self._prefix}_KEY", self._key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(_PROTOCOLS)
-        # Our clients never resume sessions, and would take tickets after a handshake for the beginning of a response.
-        context.num_tickets = 0
-        context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
-        if ssl.OPENSSL_VERSION_INFO >= (3,):
-            context.options |= _ENABLE_KTLS  # no effect where kernel, OpenSSL or cipher does not support it
-        try:
-            # Without this callback, OpenSSL would prompt the terminal for a passphrase.
-            context.load_cert_chain(self._chain, self._key, password=lambda: "")
-        except (ssl.SSLError, ValueError) as error:
-            raise InvalidRequestError(f"{self._prefix}_KEY: {self._key} {_wrong_with_key(error)}") from None
-        except OSError as error:  # it was readable a moment ago
-            raise InvalidRequestError(f"{self._prefix}_KEY: {self._key} cannot be read: {error.strerror}") from None
-        return context
+
+def _server_context(prefix: str, chain: Path, key: Path) -> ssl.SSLContext:
+    _check_validity(f"{prefix}_CERT", chain)
+    _read(f"{prefix}_KEY", key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(_PROTOCOLS)
+    # Our clients never resume sessions, and would take tickets after a handshake for the beginning of a response.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    if ssl.OPENSSL_VERSION_INFO >= (3,):
+        context.options |= _ENABLE_KTLS  # no effect where kernel, OpenSSL or cipher does not support it
+    try:
+        # Without this callback, OpenSSL would prompt the terminal for a passphrase.
+        context.load_cert_chain(chain, key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise InvalidRequestError(f"{prefix}_KEY: {key} {_wrong_with_key(error)}") from None
+    except OSError as error:  # it was readable a moment ago
+        raise InvalidRequestError(f"{prefix}_KEY: {key} cannot be read: {error.strerror}") from None
+    return context
 
 
 def certificate(prefix: str, chain: Path | None, key: Path | None) -> Certificate | None:
@@ -176,18 +168,6 @@ def _wrong_with_key(error: Exception) -> str:
     return "holds no key in PEM without a passphrase; openssl pkey -in FILE -out NEW makes one"
 
 
-class _ServiceAuthorities(_ContextOfFiles):
-    def _made(self) -> ssl.SSLContext:
-        (file,) = self._files
-        _read("BDN_TLS_CA", file)
-        try:
-            return _client_context(file)
-        except (ssl.SSLError, OSError) as error:
-            raise InvalidRequestError(
-                f"BDN_TLS_CA: {file} holds no certificates of authorities in PEM ({error})"
-            ) from None
-
-
 class Authorities:
     """Trust of clients of our own services: the authorities in ``file``, or the system's, loaded on first use.
 
@@ -197,7 +177,11 @@ class Authorities:
 
     def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ``InvalidRequestError`` when the file cannot be used. Blocking."""
-        self._own = None if file is None else [_ServiceAuthorities((file,), clock) for _ in range(2)]
+        self._own = (
+            None
+            if file is None
+            else [_ContextOfFiles((file,), partial(_context_of_authorities, file), clock) for _ in range(2)]
+        )
         self._systems: list[ssl.SSLContext | None] = [None, None]
 
     def context(self, *, is_for_threads: bool = False) -> ssl.SSLContext:
@@ -210,6 +194,14 @@ class Authorities:
             return self._own[is_for_threads].context()
         found = self._systems[is_for_threads] = self._systems[is_for_threads] or _client_context(None)
         return found
+
+
+def _context_of_authorities(file: Path) -> ssl.SSLContext:
+    _read("BDN_TLS_CA", file)
+    try:
+        return _client_context(file)
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidRequestError(f"BDN_TLS_CA: {file} holds no certificates of authorities in PEM ({error})") from None
 
 
 def _client_context(file: Path | None) -> ssl.SSLContext:
