@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from bdn.core.errors import CacheFullError, CacheTooSmallError
 from bdn.core.layout import Manifest
@@ -14,7 +15,12 @@ from bdn.wire.stage_schema import PullLosses, StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_steps, in_thread
 from node_agent.settings import load_settings
+from node_agent.stage.view.destination import Destination, resolved
 from node_agent.stage.view.exposure import mounts_below
+
+_NO_COPY: Final = (
+    "No copy is made where the cache (BDN_AGENT_CACHE_DIR) and DEST are on one file system, with reflinks (xfs, btrfs)"
+)
 
 
 @dataclass(frozen=True)
@@ -65,23 +71,28 @@ class LocalAgent:
         found = await in_thread(lambda: [mounts_below(folder) for folder in (places.root, places.mounts, scratch)])
         return sorted({path for paths in found for path in paths})
 
-    async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
+    async def needs(self, destination: Path, before: Need | None, tree: Tree, *, link: bool) -> list[Need]:
         """Space that a tree needs in the cache and in the directory, after the writes of ``before``.
 
-        A directory on the cache's file system needs none: it shares blocks or receives the cache's files.
+        The directory needs space for copies, if its files can be neither links, with ``link``, nor share blocks.
 
         Raises ``CacheTooSmallError``, ``CacheFullError``: the tree alone does not fit the cache.
         """
         index = self.agent.cache.index
-        absent = (size for content, size in tree.contents.items() if index.ledger.size_of(content) is None)
-        lacking = tree.unknown + sum(absent)
-        leased = await in_steps(index.counting_leased())
-        return await in_thread(self._needs, destination, before, tree, lacking, leased)
+        held = {content for content in tree.contents if index.ledger.size_of(content) is not None}
+        lacking = tree.unknown + sum(size for content, size in tree.contents.items() if content not in held)
+        # What the pull itself will lease is not evicted for it, either.
+        own = sum(
+            tree.contents[content] for content in held if not any(map(index.leases.is_leased, index.named_by(content)))
+        )
+        leased = own + await in_steps(index.counting_leased())
+        path = await in_thread(resolved, destination)
+        site = Destination(path, "room", self.agent.cache.files.whole, 0, link)
+        return await in_thread(self._needs, site, before, tree, lacking, leased)
 
-    def _needs(self, destination: Path, before: Need | None, tree: Tree, lacking: int, leased: int) -> list[Need]:
+    def _needs(self, site: Destination, before: Need | None, tree: Tree, lacking: int, leased: int) -> list[Need]:
         space, root = self.agent.cache.space, self.agent.places.root
-        path = destination.resolve()
-        place = next(folder for folder in (path, *path.parents) if folder.exists())
+        place = site.nearest()
         with disk_errors(place):
             own, other, disk = root.stat().st_dev, place.stat().st_dev, os.statvfs(place)
         budget = space.room().budgets.node
@@ -93,9 +104,12 @@ class LocalAgent:
         earlier = {before.device: before.size} if before else {}
         room = space.room(padding=earlier.get(own, 0)).budgets.node - leased
         needs = [Need("the cache", str(root), own, lacking, room)]
-        if other != own:
+        if site.makes_copies():
             free = disk.f_bavail * disk.f_frsize - earlier.get(other, 0)
-            needs.append(Need("the files", str(path), other, tree.size, free))
+            if other == own:
+                free += space.node.used_bytes - leased - lacking  # what is not leased is evicted for the copies
+            hint = _NO_COPY if site.is_in_place else f"{_NO_COPY} or with --link"
+            needs.append(Need("copies", str(site.path), other, tree.size, free, hint))
         return needs
 
 

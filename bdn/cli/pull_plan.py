@@ -103,7 +103,13 @@ class PlannedPull(BaseModel):
 
 
 async def plan_pull(
-    service: MirrorService, agent: EmbeddedAgent, wanted: WeightsSource, held: HeldSource | None, dest: AtDestination
+    service: MirrorService,
+    agent: EmbeddedAgent,
+    wanted: WeightsSource,
+    held: HeldSource | None,
+    dest: AtDestination,
+    *,
+    link: bool,
 ) -> PlannedPull:
     """Query the upstream, unless the source is ``held``, and the disks.
 
@@ -126,7 +132,7 @@ async def plan_pull(
         revision, warnings = held.source.resolved_revision, held.source.warnings
     lost, is_there = dest.lost(coming), dest.has(coming)
     if not transfer and not is_there:
-        needs = await agent.needs(dest.path, None, tree)
+        needs = await agent.needs(dest.path, None, tree, link=link)
     check_room(str(wanted.source), needs)
     return PlannedPull(
         source=str(wanted.source),

@@ -165,7 +165,7 @@ class EmbeddedAgent(PullAgent, Protocol):
     async def is_whole(self, destination: Path, *, link: bool) -> bool:
         """Whether the directory is unchanged since the last pull, and that pull used the same ``link``."""
 
-    async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
+    async def needs(self, destination: Path, before: Need | None, tree: Tree, *, link: bool) -> list[Need]:
         """The space that the cache and the directory need for a tree, once ``before`` is written."""
 
     async def mounted(self) -> list[Path]:

@@ -177,7 +177,7 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        """Build and publish the view; move files out of the cache instead of copying where nothing else uses them.
+        """Build and publish the view.
 
         A new directory is recorded before it appears, an existing directory after its files are in place. So after a
         kill at any point the next start knows which files are the agent's.
@@ -187,11 +187,9 @@ class Lifecycle:
         with ExitStack() as stack:
             await in_thread(stack.enter_context, destination.claimed())
             try:
-                builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
-                if builder.gifts:
-                    idle = {one.record.id for one in self._pulled()}  # they own their files or have their own links
-                    await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
-                built, inode = await in_thread(destination.finish, builder, manifest, stage.earlier)
+                if await in_thread(destination.makes_copies):
+                    await self.cache.make_room(manifest.bytes_total, manifest.digest, record.holder)
+                built, inode = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
                 if not destination.is_in_place:
                     await self._save(stage, {"inode": inode}, None)
                 await in_thread(destination.publish, manifest, stage.earlier)
