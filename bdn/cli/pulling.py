@@ -49,7 +49,7 @@ async def run_pull(
         spare_collector()
         await agent.check_destination(dest)
         if own is not None:
-            mirror, embedded = own
+            mirror, embedded = own[0], own[1].pulls
             mirror.service.room.beside = lambda store, tree: embedded.needs(dest, store, tree, link=link)
             if dry_run:
                 look = AtDestination.look(embedded, requests, wanted, dest, link=link)
@@ -70,7 +70,8 @@ async def run_pull(
                 "or name another directory"
             )
         if own is not None:
-            coming, embedded = await own[1].coming(grant), own[1]
+            embedded = own[1].pulls
+            coming = await embedded.coming(grant)
             at_dest = await AtDestination.look(embedded, requests, wanted, dest, link=link)
             if not at_dest.has(contents_of(coming)):
                 check_room(mirrored.source, await embedded.needs(dest, None, Tree.of(coming), link=link))

@@ -48,7 +48,7 @@ def dest(tmp_path: Path) -> Path:
 async def pulled(
     agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path, *, link: bool = False
 ) -> StageDocument:
-    stage = await agent.stages.pull(mirror.grant(manifest), dest, link=link)
+    stage = await agent.pulls.begin(mirror.grant(manifest), dest, link=link)
     return await agent.stages.finish(stage.record.id)
 
 
@@ -137,7 +137,7 @@ async def test_the_same_pull_again_returns_at_once_and_reads_no_file(
     monkeypatch.setattr(build, "digest_of", failing(errno.EIO))
     async with rig.agent() as agent:
         assert is_leased(agent, manifest)
-        stage = await agent.stages.pull(mirror.grant(manifest), dest)
+        stage = await agent.pulls.begin(mirror.grant(manifest), dest)
         assert stage.record.state == "READY"  # at once
         assert dest.stat().st_ino == inode
         assert (mirror.requests, mirror.documents) == (0, {})
@@ -208,7 +208,7 @@ async def test_a_pull_that_was_interrupted_stays_interrupted(rig: Rig, mirror: A
     rig.given["cache_bytes"] = 30 * MIB
     has_ended, asked = mirror.hold(mirror.chunks(manifest, "large")[1])
     async with rig.agent(byte_threads=1) as agent:
-        stage = await agent.stages.pull(mirror.grant(manifest), dest)
+        stage = await agent.pulls.begin(mirror.grant(manifest), dest)
         await asked.wait()
     has_ended.set()
     mirror.forget()
@@ -228,7 +228,7 @@ async def test_a_pull_takes_one_source(rig: Rig, mirror: AgentMirror, dest: Path
     token = mirror.grant(mirror.publish(OLD), mirror.publish(NEW))
     async with rig.agent() as agent:
         with pytest.raises(InvalidRequestError, match="one source, not for 2"):
-            await agent.stages.pull(token, dest)
+            await agent.pulls.begin(token, dest)
 
 
 async def test_a_relative_directory_is_meant_from_where_the_caller_stands(
@@ -250,7 +250,7 @@ async def test_a_pull_to_another_file_system_is_a_copy(rig: Rig, mirror: AgentMi
             stage = await pulled(agent, mirror, manifest, other / "model")
             assert stage.mounts[0].view == "copy"
             assert "Invalid cross-device link" in (stage.mounts[0].view_reason or "")
-            again = await agent.stages.pull(mirror.grant(manifest), other / "model")
+            again = await agent.pulls.begin(mirror.grant(manifest), other / "model")
             assert (again.record.id, again.record.state) == (stage.id, "READY")
             assert tree(other / "model") == OLD
 
