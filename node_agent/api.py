@@ -165,18 +165,18 @@ async def end_volume(agent: _Agent, volume_id: str) -> JobVolume:
 @pulls_router.post("/pulls/checks", dependencies=[Depends(_check_owner)])
 async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
     """Refuse a directory where no pull could be published; with a grant, list the files that would be lost there."""
-    await agent.stages.check_destination(Path(request.destination))
+    await agent.pulls.check_destination(Path(request.destination))
     return (
         PullLosses()
         if request.grant is None
-        else await agent.stages.would_lose(request.grant, Path(request.destination))
+        else await agent.pulls.would_lose(request.grant, Path(request.destination))
     )
 
 
 @pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_check_owner)])
 async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
     """Publish the files of a grant's only manifest at a directory; the stage is released once the directory is gone."""
-    begun = await agent.stages.pull(request.grant, Path(request.destination), link=request.link)
+    begun = await agent.pulls.begin(request.grant, Path(request.destination), link=request.link)
     return agent.stages.document(begun)
 
 

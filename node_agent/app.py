@@ -55,6 +55,7 @@ from node_agent.scrub.scrubber import Rounds, Scrubber, ScrubRecord
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
 from node_agent.stage.lifecycle import Lifecycle
+from node_agent.stage.pulls import Pulls
 from node_agent.stage.records import StageRecords
 from node_agent.stage.stage import StageRegistry
 from node_agent.stage.stages import StageService
@@ -79,6 +80,7 @@ class Agent:
     cache: NodeCache
     journal: Journal
     stages: StageService
+    pulls: Pulls
     volumes: JobVolumes
     evictions: EvictionCommands
     holdings: AgentHoldings
@@ -361,6 +363,7 @@ async def open_agent(
             cache=tiers.node,
             journal=journal,
             stages=stages,
+            pulls=Pulls(stages),
             volumes=volumes,
             evictions=evictions,
             holdings=holdings,

@@ -1,19 +1,14 @@
 """The agent inside another program (entry point ``bdn.embedded``), for ``bdn pull``, ``bdn up`` and the demo."""
 
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bdn.core.errors import CacheFullError, CacheTooSmallError
-from bdn.core.layout import Manifest
-from bdn.core.room import Need, Tree
-from bdn.disk.durable import disk_errors
-from bdn.wire.stage_schema import PullLosses, StageDocument
 from node_agent.app import Agent, open_agent
-from node_agent.background_tasks import in_steps, in_thread
+from node_agent.background_tasks import in_thread
 from node_agent.settings import load_settings
+from node_agent.stage.pulls import Pulls
 from node_agent.stage.view.exposure import mounts_below
 
 
@@ -24,79 +19,15 @@ class LocalAgent:
     agent: Agent
     address: str
 
-    async def check_destination(self, destination: Path) -> None:
-        """Raises ``InvalidRequestError`` if no view could be published at the directory."""
-        await self.agent.stages.check_destination(destination)
-
-    async def would_lose(self, grant: str, destination: Path) -> PullLosses:
-        """Files of an earlier pull that this pull would remove or replace."""
-        return await self.agent.stages.would_lose(grant, destination)
-
-    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Publish a grant's only manifest at a directory, as hard links with ``link``.
-
-        Yields the stage repeatedly, the last time in a terminal state.
-        """
-        begun = await self.agent.stages.pull(grant, destination, link=link)
-        async for document in self.agent.stages.follow(begun.record.id, 0.2):
-            yield document
-
-    async def coming(self, grant: str) -> Manifest:
-        return await self.agent.stages.coming(grant)
-
-    async def earlier(self, destination: Path) -> Manifest | None:
-        """The manifest that an earlier pull published at the directory, if known."""
-        return await self.agent.stages.earlier(destination)
-
-    async def is_whole(self, destination: Path, *, link: bool) -> bool:
-        """Whether the directory is as the last pull left it, and that pull matches ``link``."""
-        path = await in_thread(destination.resolve)
-        stages = self.agent.stages
-        known = [
-            stage.record
-            for stage in stages.registry.all()
-            if stage.record.destination == path and stage.record.state == "READY" and stage.record.is_linked(link)
-        ]
-        return any([await in_thread(stages.lifecycle.is_intact_pull, record) for record in known])
+    @property
+    def pulls(self) -> Pulls:
+        return self.agent.pulls
 
     async def mounted(self) -> list[Path]:
         """Mounts of stages and job volumes: they survive the agent, and the next agent adopts them."""
         places, scratch = self.agent.places, self.agent.settings.effective_scratch_dir.absolute()
         found = await in_thread(lambda: [mounts_below(folder) for folder in (places.root, places.mounts, scratch)])
         return sorted({path for paths in found for path in paths})
-
-    async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
-        """Space that a tree needs in the cache and in the directory, after the writes of ``before``.
-
-        A directory on the cache's file system needs none: it shares blocks or receives the cache's files.
-
-        Raises ``CacheTooSmallError``, ``CacheFullError``: the tree alone does not fit the cache.
-        """
-        index = self.agent.cache.index
-        absent = (size for content, size in tree.contents.items() if index.ledger.size_of(content) is None)
-        lacking = tree.unknown + sum(absent)
-        leased = await in_steps(index.counting_leased())
-        return await in_thread(self._needs, destination, before, tree, lacking, leased)
-
-    def _needs(self, destination: Path, before: Need | None, tree: Tree, lacking: int, leased: int) -> list[Need]:
-        space, root = self.agent.cache.space, self.agent.places.root
-        path = destination.resolve()
-        place = next(folder for folder in (path, *path.parents) if folder.exists())
-        with disk_errors(place):
-            own, other, disk = root.stat().st_dev, place.stat().st_dev, os.statvfs(place)
-        budget = space.room().budgets.node
-        total = tree.unknown + sum(tree.contents.values())
-        if lacking and total > budget:
-            raise CacheTooSmallError(total, budget)
-        if lacking > budget - leased:
-            raise CacheFullError(lacking, max(0, budget - space.node.used_bytes), leased, budget)
-        earlier = {before.device: before.size} if before else {}
-        room = space.room(padding=earlier.get(own, 0)).budgets.node - leased
-        needs = [Need("the cache", str(root), own, lacking, room)]
-        if other != own:
-            free = disk.f_bavail * disk.f_frsize - earlier.get(other, 0)
-            needs.append(Need("the files", str(path), other, tree.size, free))
-        return needs
 
 
 @asynccontextmanager

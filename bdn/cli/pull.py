@@ -39,9 +39,9 @@ async def pull(
 ) -> None:
     """Download SOURCE to DEST, verified and cached.
 
-    The files share blocks with the cache where the file system supports reflinks (xfs, btrfs). Elsewhere the cache hands its files
-    over, or copies files that other jobs use. With --link they are the cache's own files; the cache verifies an edited file before
-    it uses the file again. DEST must be new, empty, or from an earlier pull; --replace permits another source or other patterns.
+    The files share blocks with the cache where the file system supports reflinks (xfs, btrfs). Elsewhere they are copies, which
+    need the same space again. With --link they are the cache's own files; the cache verifies an edited file before it uses the
+    file again. DEST must be new, empty, or from an earlier pull; --replace permits another source or other patterns.
     After DEST is removed, the cache may evict the files. A commit that was pulled before needs no request to the upstream.
 
     \b

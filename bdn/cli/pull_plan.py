@@ -16,7 +16,7 @@ from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 if TYPE_CHECKING:
     from bdn.cli.pull_services import PullRequests
-    from bdn.cli.running import EmbeddedAgent
+    from bdn.cli.running import EmbeddedPulls
     from bdn.core.chunk import Digest
     from bdn.core.layout import Manifest
     from bdn.core.source.uri import WeightsSource
@@ -41,7 +41,7 @@ class AtDestination:
 
     @classmethod
     async def look(
-        cls, agent: EmbeddedAgent, requests: PullRequests, wanted: WeightsSource, dest: Path, *, link: bool
+        cls, agent: EmbeddedPulls, requests: PullRequests, wanted: WeightsSource, dest: Path, *, link: bool
     ) -> Self:
         """Reads records and, usually, no file."""
         path, earlier = await asyncio.to_thread(dest.resolve), await agent.earlier(dest)
@@ -103,7 +103,13 @@ class PlannedPull(BaseModel):
 
 
 async def plan_pull(
-    service: MirrorService, agent: EmbeddedAgent, wanted: WeightsSource, held: HeldSource | None, dest: AtDestination
+    service: MirrorService,
+    agent: EmbeddedPulls,
+    wanted: WeightsSource,
+    held: HeldSource | None,
+    dest: AtDestination,
+    *,
+    link: bool,
 ) -> PlannedPull:
     """Query the upstream, unless the source is ``held``, and the disks.
 
@@ -126,7 +132,7 @@ async def plan_pull(
         revision, warnings = held.source.resolved_revision, held.source.warnings
     lost, is_there = dest.lost(coming), dest.has(coming)
     if not transfer and not is_there:
-        needs = await agent.needs(dest.path, None, tree)
+        needs = await agent.needs(dest.path, None, tree, link=link)
     check_room(str(wanted.source), needs)
     return PlannedPull(
         source=str(wanted.source),

@@ -63,7 +63,7 @@ async def services_of_pull(
         agent: PullAgent
         try:
             own = await stack.enter_async_context(embedded_services(output, "bdn pull"))
-            requests, agent = own[0].service.requests, own[1]
+            requests, agent = own[0].service.requests, own[1].pulls
         except DataDirectoryInUseError as error:
             if is_alone or not error.url:
                 raise
@@ -88,7 +88,7 @@ async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullR
                 agent = RunningAgent(running)
             else:
                 own = embedded_agent(url, token, settings.data_dir, serve=False, is_alone=True)
-                agent = await stack.enter_async_context(own)
+                agent = (await stack.enter_async_context(own)).pulls
             yield requests, agent
     except UntrustedServiceError:
         raise

@@ -49,11 +49,11 @@ async def run_pull(
         spare_collector()
         await agent.check_destination(dest)
         if own is not None:
-            mirror, embedded = own
-            mirror.service.room.beside = lambda store, tree: embedded.needs(dest, store, tree)
+            mirror, embedded = own[0], own[1].pulls
+            mirror.service.room.beside = lambda store, tree: embedded.needs(dest, store, tree, link=link)
             if dry_run:
                 look = AtDestination.look(embedded, requests, wanted, dest, link=link)
-                planned = await plan_pull(mirror.service, embedded, wanted, held, await look)
+                planned = await plan_pull(mirror.service, embedded, wanted, held, await look, link=link)
                 output.result(planned, planned.lines())
                 return
         if held is None:
@@ -70,10 +70,11 @@ async def run_pull(
                 "or name another directory"
             )
         if own is not None:
-            coming, embedded = await own[1].coming(grant), own[1]
+            embedded = own[1].pulls
+            coming = await embedded.coming(grant)
             at_dest = await AtDestination.look(embedded, requests, wanted, dest, link=link)
             if not at_dest.has(contents_of(coming)):
-                check_room(mirrored.source, await embedded.needs(dest, None, Tree.of(coming)))
+                check_room(mirrored.source, await embedded.needs(dest, None, Tree.of(coming), link=link))
         stage = await ready_stage(output, "staging", _since_now(agent.pull(grant, dest, link=link)))
         seconds = time.perf_counter() - began
     transferred = mirrored.bytes_transferred if held is None else 0

@@ -156,7 +156,7 @@ class PullAgent(Protocol):
         """Publish a grant's only manifest at a directory. Yields the stage repeatedly, at last in a terminal state."""
 
 
-class EmbeddedAgent(PullAgent, Protocol):
+class EmbeddedPulls(PullAgent, Protocol):
     async def coming(self, grant: str) -> Manifest: ...
 
     async def earlier(self, destination: Path) -> Manifest | None:
@@ -165,8 +165,13 @@ class EmbeddedAgent(PullAgent, Protocol):
     async def is_whole(self, destination: Path, *, link: bool) -> bool:
         """Whether the directory is unchanged since the last pull, and that pull used the same ``link``."""
 
-    async def needs(self, destination: Path, before: Need | None, tree: Tree) -> list[Need]:
+    async def needs(self, destination: Path, before: Need | None, tree: Tree, *, link: bool) -> list[Need]:
         """The space that the cache and the directory need for a tree, once ``before`` is written."""
+
+
+class EmbeddedAgent(Protocol):
+    @property
+    def pulls(self) -> EmbeddedPulls: ...
 
     async def mounted(self) -> list[Path]:
         """Mounts of stages and job volumes: they remain when the agent ends, and the next agent adopts them."""

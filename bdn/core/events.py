@@ -323,11 +323,6 @@ KINDS: Final[dict[str, EventKind]] = {
         "node:size cluster:size mirror:size",
         "here",
     ),
-    # A pull that cannot share blocks moves the cache's own files into its directory; the cache holds them no longer.
-    "given": _stage(
-        "gave {bytes} to the directory of {holder}: {files} files that no other stage needed, moved instead of copied",
-        "bytes:size files:count",
-    ),
     "failed": _stage("was given up for {holder}: {problem} [{code}]", "code problem"),
     # Files of a READY stage were lost, and cannot be fetched now.
     "not_mended": _stage("stays staged for {holder}, although files were lost: {problem} [{code}]", "code problem"),

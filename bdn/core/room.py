@@ -27,7 +27,8 @@ class Tree:
 class Need:
     """The bytes that one component is about to write.
 
-    ``room`` is its maximum after all components before it have written theirs.
+    ``room`` is its maximum after all components before it have written theirs. ``hint`` is what to do if it is too
+    small.
 
     Sizes are bytes; ``device`` is ``st_dev`` of the file system.
     """
@@ -37,6 +38,7 @@ class Need:
     device: int
     size: int
     room: int
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +72,5 @@ def by_file_system(needs: Iterable[Need]) -> list[FileSystemNeed]:
 def check_room(what: str, needs: Iterable[Need]) -> None:
     """Raise ``NoRoomError``, with figures, when a file system lacks room."""
     if full := [one for one in by_file_system(needs) if one.needed > one.free]:
-        raise NoRoomError(what, "; ".join(map(str, full)))
+        hints = [need.hint for one in full for need in one.needs if need.hint]
+        raise NoRoomError(what, ". ".join(["; ".join(map(str, full)), *hints]))

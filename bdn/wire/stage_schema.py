@@ -12,7 +12,7 @@ from bdn.wire.shapes import ErrorBody, GivenGrant, Number, StrictModel, Text
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
-ViewKind = Literal["hardlink", "reflink", "given", "copy"]
+ViewKind = Literal["hardlink", "reflink", "copy"]
 ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 

@@ -82,9 +82,9 @@ def dropped(manifests: Iterable[Digest], why: str) -> list[Event]:
     return [Event.of("dropped", {"why": why}, manifest=manifest) for manifest in manifests]
 
 
-def for_room(holder: Holder, newcomers: Sequence[Held]) -> Account:
-    """Victims evicted from the node tier by LRU, to make room for a stage."""
-    brought = ", ".join(str(one.manifest.digest) for one in newcomers)
+def for_room(holder: Holder, newcomers: Sequence[Digest]) -> Account:
+    """Victims evicted from the node tier by LRU, to make room for a stage of these manifests."""
+    brought = ", ".join(map(str, newcomers))
 
     def account(victim: Victim) -> Event:
         gone: dict[str, Fact] = {"tier": "node", "bytes": victim.size, "last_used": victim.last_used}

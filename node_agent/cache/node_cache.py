@@ -2,14 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
-from bdn.core.cache.index import LOOKS_AT_ONCE, CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
+from bdn.core.cache.index import CacheIndex, EvictionPlan, EvictionReason, Holder, Steps, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
@@ -19,7 +18,6 @@ from node_agent.cache.cache_events import (
     Account,
     CacheEvents,
     Decisions,
-    about_holder,
     admitted,
     dropped,
     for_room,
@@ -181,6 +179,14 @@ class NodeCache:
             account = over_budget("node", held, budget, room.limits.node)
             await self._evict(lambda index: index.planning(size=held - budget), "trim", account)
 
+    async def make_room(self, size: int, manifest: Digest, holder: Holder) -> None:
+        """Evict as far as possible until the disk has ``size`` bytes free, for copies of a leased manifest."""
+        async with self._lock:
+            lacking = size - await in_thread(self.space.free)
+            if lacking > 0:
+                account = for_room(holder, [manifest])
+                await to_the_end(self._evict(lambda index: index.planning(size=lacking), "lru", account))
+
     async def set_aside(self, name: str, size: int, occupied: Callable[[], int]) -> None:
         """Reserve bytes of the disk for job volumes until ``space.aside.end(name)``, evicting to make room.
 
@@ -232,53 +238,6 @@ class NodeCache:
             contents, last_used = self.index.contents_of(name), self.index.recency.last_used(name)
             self.index.restore(name, contents, {content: False}, last_used=last_used)
         self.events.changed()
-
-    async def give(
-        self,
-        manifest: Digest,
-        contents: Collection[Digest],
-        holder: Holder,
-        idle: Collection[str],
-        take: Callable[[AbstractSet[Digest]], None],
-    ) -> None:
-        """Give whole files of a manifest to its ``holder`` for good, except files that a stage outside ``idle`` needs.
-
-        ``take`` gets the files to give and moves what it can out of ``files``; other files stay held. It blocks. The
-        manifest stays, and the next stage fills it again.
-
-        Raises what ``take`` raises: files that it has moved are no longer held.
-        """
-        async with self._lock:
-            await to_the_end(self._give(manifest, contents, holder, {holder.stage_id, *idle}, take))
-
-    async def _give(
-        self,
-        manifest: Digest,
-        contents: Collection[Digest],
-        holder: Holder,
-        idle: AbstractSet[str],
-        take: Callable[[AbstractSet[Digest]], None],
-    ) -> None:
-        giving: dict[Digest, int] = {}
-        for number, content in enumerate(contents):
-            if number % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1:
-                await asyncio.sleep(0)
-            names = self.index.named_by(content)
-            users = {one.stage_id for name in names for one in self.index.leases.holders(name)}
-            if self.index.ledger.is_committed(content) and users <= idle:
-                giving[content] = self.index.contents_of(manifest)[content]
-        if not giving:
-            return
-        facts = {"files": len(giving), "bytes": sum(giving.values())}
-        await in_thread(self.events.decided, [about_holder("given", manifest, holder, facts)])
-        for content in giving:  # before the move: a caller must not see files as whole that are not there
-            self.index.lose(content)
-        try:
-            await in_thread(take, giving.keys())
-        finally:
-            for found in await in_thread(self.files.left_of, [Victim(manifest, (), 0)]):
-                found.restore(self.index)
-            self.events.changed()
 
     # --- with the lock held ---
 
@@ -351,7 +310,8 @@ class _Admission:
         try:
             missing = await self._count_in(budget, free_files, now)
             newcomers = admitted(self.index, self.held, self.holder, budget)
-            decisions = chain(map(for_room(self.holder, self.held), self._victims), newcomers)
+            brought = [one.manifest.digest for one in self.held]
+            decisions = chain(map(for_room(self.holder, brought), self._victims), newcomers)
             await in_thread(self.cache.delete, self._victims, decisions)
             for one in self.held:
                 await in_thread(self.cache.files.records.save, one, now)

@@ -163,6 +163,12 @@ class Space:
             disk = os.statvfs(self._root)
         return max(0, disk.f_favail - self.node.reserved_count) if disk.f_files else None
 
+    def free(self) -> int:
+        """Bytes of the disk that any program could write now."""
+        with disk_errors(self._root):
+            disk = os.statvfs(self._root)
+        return disk.f_bavail * disk.f_frsize
+
     def others(self) -> int:
         """Bytes of the disk in use by anything but the cache's content."""
         disk, there = self._look()

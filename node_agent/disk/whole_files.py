@@ -7,14 +7,13 @@ verified before it is handed on (docs/adr/0032).
 
 # ruff: noqa: PTH104, PTH116 - these calls are made for each of a million files, and a Path costs as much as the call
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final
 
 from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of, file_digest
@@ -25,19 +24,6 @@ from node_agent.disk.places import Places, name_in_files
 _MAGIC: Final = b"bdnpins1"
 _PIN_SIZE: Final = 16  # bytes: modification and change time in nanoseconds; zeros without a pin
 _WORD: Final = (1 << 64) - 1
-_NO_RENAME: Final = frozenset({errno.EXDEV, errno.EPERM})  # other mount of the file system, other project's quota
-
-
-class Alike(NamedTuple):
-    """Attributes that a file and its copy would share: file system and ownership."""
-
-    device: int
-    owner: int
-    group: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Self:
-        return cls(status.st_dev, status.st_uid, status.st_gid)
 
 
 class ChangedFilesError(Exception):
@@ -78,29 +64,6 @@ class WholeFiles:
             aside.unlink(missing_ok=True)
             os.link(path, aside)
             aside.rename(shown)
-
-    def give(self, content: Digest, name: bytes, folder: int, alike: Alike) -> bool:
-        """Move the file itself to where a copy was wanted; it then no longer belongs to the cache.
-
-        Returns False, and leaves the file, if it differs from its pin, has further links, or would differ from a copy.
-        Raises ``ChangedFilesError``: another process wrote to it at the same moment; it has been moved.
-        """
-        path = self._path(content)
-        with self._lock:
-            before = os.stat(path)
-            if self._pins.get(content) != seen(before) or before.st_nlink != 1 or Alike.of(before) != alike:
-                return False
-            try:
-                os.rename(path, name, dst_dir_fd=folder)
-            except OSError as error:
-                if error.errno not in _NO_RENAME:
-                    raise
-                return False
-            del self._pins[content]
-            after = os.stat(name, dir_fd=folder)
-        if (after.st_mtime_ns, after.st_size) != (before.st_mtime_ns, before.st_size):
-            raise ChangedFilesError((content,))
-        return True
 
     @contextmanager
     def _as_left(self, content: Digest) -> Iterator[str]:

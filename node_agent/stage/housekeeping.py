@@ -65,7 +65,7 @@ class Housekeeping:
                 await in_thread(self.lifecycle.write_down, "resumed", record)
                 self.lifecycle.begin(stage)
         elif record.state == "READY" and is_pull:
-            if await in_thread(self.lifecycle.is_abandoned, record):
+            if await in_thread(self.lifecycle.pulled.is_abandoned, record):
                 await self.lifecycle.release_all([stage], ending="abandoned")
         elif record.state == "READY" and self.is_rebooted:
             await in_thread(self.lifecycle.write_down, "resumed", record)

@@ -6,11 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, DiskFailedError, InternalError, InvalidRequestError
+from bdn.core.errors import BdnError, DiskFailedError, InternalError
 from bdn.core.events import Ending
 from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
@@ -20,10 +19,10 @@ from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.disk.whole_files import ChangedFilesError
 from node_agent.fill.provision import FillRequest, Provision
+from node_agent.stage.pulled import PulledDirectories
 from node_agent.stage.records import Decision, StageRecords, decisions
 from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.build import Built
-from node_agent.stage.view.destination import Destination, Earlier
 from node_agent.stage.view.views import Views
 from node_agent.stage.warm import Warmer
 
@@ -57,6 +56,10 @@ class Lifecycle:
     @property
     def cache(self) -> NodeCache:
         return self.provision.cache
+
+    @property
+    def pulled(self) -> PulledDirectories:
+        return PulledDirectories(self.registry, self.cache.files)
 
     def write_down(self, kind: Decision, record: StageRecord, ending: Ending | None = None) -> None:
         """Record a decision before it is carried out. Blocking."""
@@ -137,7 +140,7 @@ class Lifecycle:
         logger.info("stage ready", extra=_figures(stage, began))
         self.on_ready(time.monotonic() - began)
         if record.destination is not None:
-            others = [stage for stage in self._pulled() if stage.record.id != record.id]
+            others = [stage for stage in self.pulled.ready() if stage.record.id != record.id]
             replaced = [stage for stage in others if stage.record.destination == record.destination]
             await self.release_all(replaced, ending="replaced")
         self.warmer.begin(stage)
@@ -177,21 +180,19 @@ class Lifecycle:
         return self.views.is_intact(record.id, manifests)
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
-        """Build and publish the view; move files out of the cache instead of copying where nothing else uses them.
+        """Build and publish the view of a pull.
 
         A new directory is recorded before it appears, an existing directory after its files are in place. So after a
         kill at any point the next start knows which files are the agent's.
         """
-        record, destination = stage.record, self._destination(stage.record)
+        record, destination = stage.record, self.pulled.at(stage.record)
         ((location, manifest),) = manifests.items()
         with ExitStack() as stack:
             await in_thread(stack.enter_context, destination.claimed())
             try:
-                builder = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
-                if builder.gifts:
-                    idle = {one.record.id for one in self._pulled()}  # they own their files or have their own links
-                    await self.cache.give(manifest.digest, builder.gifts, record.holder, idle, builder.give)
-                built, inode = await in_thread(destination.finish, builder, manifest, stage.earlier)
+                if await in_thread(destination.makes_copies):
+                    await self.cache.make_room(manifest.bytes_total, manifest.digest, record.holder)
+                built, inode = await in_thread(destination.build, manifest, stage.earlier, stage.stop)
                 if not destination.is_in_place:
                     await self._save(stage, {"inode": inode}, None)
                 await in_thread(destination.publish, manifest, stage.earlier)
@@ -286,9 +287,7 @@ class Lifecycle:
         logger.info("stage released", extra={"stage": record.id, "job": record.job_id, "reason": ending})
 
     async def release_abandoned(self) -> None:
-        pulled = self._pulled()
-        gone = await in_thread(lambda: [stage for stage in pulled if self.is_abandoned(stage.record)])
-        await self.release_all(gone, ending="abandoned")
+        await self.release_all(await in_thread(self.pulled.abandoned), ending="abandoned")
 
     async def release_all(
         self,
@@ -314,9 +313,7 @@ class Lifecycle:
 
     def _take_down(self, record: StageRecord) -> str | None:
         if record.destination is not None:
-            destination = self._destination(record)
-            with suppress(InvalidRequestError), destination.claimed():  # refused: another pull works there
-                destination.clear()  # the published files belong to the user
+            self.pulled.clear(record)
             return None
         load = self.cache.files.records.manifest
         return self.views.drop(record.id, {mount.mount_location: load(mount.digest) for mount in record.mounts})
@@ -383,55 +380,6 @@ class Lifecycle:
         if kind:
             self.write_down(kind, record, ending)
         self.records.save(record)
-
-    # --- pulls: views in directories of the user's choice; the directory holds the lease ---
-
-    def check_destination(self, record: StageRecord) -> Earlier | None:
-        """The last publication at this pull's directory, also of an ended stage. Blocking.
-
-        Raises ``InvalidRequestError`` if the directory contains files that BDN did not publish.
-        """
-        destination = self._destination(record)
-        earlier = self.published_at(destination.path)
-        destination.check(earlier)
-        return earlier
-
-    def published_at(self, path: Path) -> Earlier | None:
-        """The directory's present publication, or else the one before. Blocking."""
-        inode = Destination(path, "", self.views.files, 0).inode()
-        records = [stage.record for stage in self.registry.all() if stage.record.destination == path]
-        known = map(self._published, sorted(records, key=lambda record: record.inode != inode))
-        return next(filter(None, known), None)
-
-    def stands_at(self, path: Path) -> bool:
-        """Whether BDN published this directory, whatever changed in it since. Checks no files. Blocking."""
-        inode = Destination(path, "", self.views.files, 0).inode()
-        return inode is not None and any(
-            stage.record.destination == path and stage.record.inode == inode for stage in self.registry.all()
-        )
-
-    def is_intact_pull(self, record: StageRecord) -> bool:
-        """Whether the directory is exactly as published. Blocking."""
-        earlier = self._published(record)
-        return earlier is not None and self._destination(record).is_intact(earlier)
-
-    def is_abandoned(self, record: StageRecord) -> bool:
-        """Whether the pull's directory, which holds the lease, is gone or replaced by another. Blocking."""
-        return record.inode is None or self._destination(record).inode() != record.inode
-
-    def _destination(self, record: StageRecord) -> Destination:
-        assert record.destination is not None  # noqa: S101 - called for pulls only
-        return Destination(record.destination, record.id, self.views.files, record.stamp, record.link)
-
-    def _published(self, record: StageRecord) -> Earlier | None:
-        if record.inode is None:
-            return None
-        digest = record.mounts[0].digest
-        return Earlier(record.inode, digest, self.cache.files.records.manifest(digest), record.stamp)
-
-    def _pulled(self) -> list[NodeStage]:
-        stages = (stage for stage in self.registry.all() if stage.record.destination is not None)
-        return [stage for stage in stages if stage.record.state == "READY" and not stage.is_working]
 
 
 def _figures(stage: NodeStage, began: float) -> _Figures:

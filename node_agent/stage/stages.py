@@ -1,19 +1,17 @@
-"""The requests of the control API: stage a grant's files for a job or in a directory, follow, renew, release."""
+"""The requests of the control API: stage a grant's files for a job, follow, renew, release."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
-from bdn.core.layout import Manifest
 from bdn.wire import stage_schema
 from bdn.wire.grants import Grant
 from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import PullLosses, stage_id_of
+from bdn.wire.stage_schema import stage_id_of
 from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
-from node_agent.stage.view.destination import Destination, resolved
 
 
 @dataclass(frozen=True)
@@ -74,73 +72,11 @@ class StageService:
 
         Raises ``GrantInvalidError``, ``GrantExpiredError``, ``DiskFailedError``: nothing was begun.
         """
-        grant = await self._verify(token)
-        record = self._record(job_id, token, grant)
+        grant = await self.check(token)
+        record = self.record(job_id, token, grant)
         record.ttl_seconds, record.warm = ttl_seconds, warm
         record.expires_at = None if ttl_seconds is None else record.created_at + ttl_seconds
-        return await self._start(NodeStage(record))
-
-    async def pull(self, token: str, destination: Path, *, link: bool = False) -> NodeStage:
-        """Stage a grant's only manifest and publish it at a directory. Immediate if an intact equal pull exists.
-
-        Files share blocks with the cache or are copies. With ``link``, on one file system, they are hard links to
-        the cache: they use no space, and a write to one changes the cached file, which is detected before its next use.
-
-        The directory holds the lease: once it is gone, the stage is released.
-
-        Raises:
-            InvalidRequestError: the directory contains files that BDN did not publish. Nothing was begun.
-            GrantInvalidError, GrantExpiredError, DiskFailedError: nothing was begun.
-        """
-        grant = await self._verify(token)
-        if len(grant.mounts) != 1:
-            raise InvalidRequestError(f"a pull takes a grant for one source, not for {len(grant.mounts)}")
-        path = await in_thread(resolved, destination)
-        record = self._record(f"pull:{path}", token, grant)
-        record.destination, record.link = path, link
-        known = self.registry.get(record.id)
-        if known and known.is_working:
-            return known
-        is_ready = known is not None and known.record.state == "READY"
-        is_intact = self.lifecycle.is_intact_pull
-        is_alike = known is not None and known.record.is_linked(link)
-        if known and is_alike and is_ready and not known.is_ending and await in_thread(is_intact, known.record):
-            return known
-        earlier = await in_thread(self.lifecycle.check_destination, record)
-        if earlier and str(earlier.digest) == record.mounts[0].manifest:
-            record.inode = earlier.inode  # the directory that this pull replaces
-        if known and is_ready:
-            await self.lifecycle.release(known)
-        return await self._start(NodeStage(record, earlier))
-
-    async def check_destination(self, destination: Path) -> None:
-        """Raises ``InvalidRequestError`` if no pull could be published at the directory."""
-        path = await in_thread(resolved, destination)
-        # A present publication is verified later, once: that is slow for many files.
-        if not await in_thread(self.lifecycle.stands_at, path):
-            await in_thread(Destination(path, "check", self.lifecycle.views.files, 0).check, None)
-
-    async def would_lose(self, token: str, destination: Path) -> PullLosses:
-        """Files of an earlier pull that this pull would remove or replace."""
-        earlier = await self.earlier(destination)
-        if earlier is None:
-            return PullLosses()
-        kept = {(file.path, file.digest) for file in (await self.coming(token)).files}
-        lost = [file.path for file in earlier.files if (file.path, file.digest) not in kept]
-        return PullLosses(earlier=str(earlier.digest), lost=lost)
-
-    async def earlier(self, destination: Path) -> Manifest | None:
-        """The manifest that an earlier pull published at the directory, if known."""
-        path = await in_thread(resolved, destination)
-        if not await in_thread(self.lifecycle.stands_at, path):
-            return None
-        found = await in_thread(self.lifecycle.published_at, path)
-        return None if found is None else found.manifest
-
-    async def coming(self, token: str) -> Manifest:
-        """A grant's only manifest, without caching it."""
-        (mount,) = (await self.verify(token)).mounts
-        return (await self.lifecycle.provision.catalogue.obtain(mount.manifest, token, is_complete=True)).manifest
+        return await self.begin(NodeStage(record))
 
     async def renew(self, stage_id: str, ttl_seconds: float | None) -> NodeStage:
         """Let the stage expire ``ttl_seconds`` from now; None: when it is released."""
@@ -159,9 +95,10 @@ class StageService:
         await self.lifecycle.release(stage)
         return stage
 
-    # --- internals ---
+    # --- also for pulls ---
 
-    async def _verify(self, token: str) -> Grant:
+    async def check(self, token: str) -> Grant:
+        """Verify a grant for a new stage. Raises ``GrantInvalidError``, ``GrantExpiredError``."""
         if not self.is_node:
             raise InvalidRequestError(
                 "this agent is a cache of its cluster and stages nothing (BDN_AGENT_ROLES has no 'node'); send "
@@ -169,11 +106,11 @@ class StageService:
             )
         return await self.verify(token)
 
-    async def _start(self, asked: NodeStage) -> NodeStage:
+    async def begin(self, asked: NodeStage) -> NodeStage:
         stage, record = self.registry.enter(asked), asked.record
         async with stage.lock:
             if self.registry.get(record.id) is not stage:  # the record was removed meanwhile
-                return await self._start(asked)
+                return await self.begin(asked)
             if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
                 stage.record.grant = record.grant  # may expire later
                 stage.record.warm = stage.record.warm or record.warm
@@ -198,7 +135,7 @@ class StageService:
             self.lifecycle.begin(stage)
         return stage
 
-    def _record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
+    def record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
         return StageRecord(
             id=stage_id_of(job_id, grant.reader, {one.mount_location: str(one.manifest) for one in grant.mounts}),
             job_id=job_id,

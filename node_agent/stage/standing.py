@@ -10,13 +10,14 @@ from pathlib import Path
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError
 from bdn.wire.stage_schema import BytesFrom, StageMount, stage_id_of
-from node_agent.cache.records import ManifestRecords
+from node_agent.cache.records import CacheFiles, ManifestRecords
 from node_agent.disk.cache_format import check_format
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles, seen
 from node_agent.settings import load_settings
-from node_agent.stage.stage import StageRecord
-from node_agent.stage.view.destination import Destination, Earlier, resolved
+from node_agent.stage.pulled import PulledDirectories
+from node_agent.stage.stage import StageRecord, StageRegistry
+from node_agent.stage.view.destination import resolved
 
 
 def standing_pull(
@@ -39,16 +40,13 @@ def standing_pull(
         digest = Digest.parse(manifest)
         held = records.manifest(digest)
         (mount,) = record.mounts
-        is_of_it = (record.id, record.destination, mount.manifest) == (stage_id, path, manifest)
-        is_ready = is_of_it and record.state == "READY" and record.is_linked(link)
-        if held is None or record.inode is None or not is_ready:
+        if held is None or (record.id, record.destination, mount.manifest) != (stage_id, path, manifest):
             return None
         files = WholeFiles(places)
         looks = {content: files.look(content) for content in held.contents}
         files.restore({content: seen(look) for content, look in looks.items() if look}, [held])
-        if not Destination(path, stage_id, files, record.stamp, link).is_intact(
-            Earlier(record.inode, digest, held, record.stamp)
-        ):
+        directories = PulledDirectories(StageRegistry(), CacheFiles(files, records))
+        if not directories.is_standing(record, link=link):
             return None
         with suppress(BdnError):  # a read-only disk
             records.touch(digest, time.time())

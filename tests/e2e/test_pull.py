@@ -12,6 +12,7 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from node_agent.stage.view.build import can_clone
 from tests.doubles.faults import drop
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
@@ -91,9 +92,7 @@ def test_a_second_pull_moves_no_bytes_and_one_of_a_changed_source_only_those(
     size = sum(len(content) for content in model().values())
     assert (first["bytes_transferred"], first["bytes_from"]) == (size, {"node": 0, "cluster": 0, "mirror": size})
     assert (second["bytes_transferred"], second["bytes_from"]) == (0, {"node": size, "cluster": 0, "mirror": 0})
-    # Where files share no blocks, the first directory has the cache's own, and the cache gets others from the store.
-    filled = size if first["view"] == "given" else 0
-    expected_from = {"node": size - filled, "cluster": 0, "mirror": filled}
+    expected_from = {"node": size, "cluster": 0, "mirror": 0}
     assert (elsewhere["bytes_transferred"], elsewhere["bytes_from"]) == (0, expected_from)
     assert hub.log.bytes_served("/resolve/") == 0
     assert hub.log.count(origin="cdn") == 0
@@ -166,15 +165,14 @@ def test_what_a_pull_left_is_explained_and_verified_without_a_service(shell: She
     hub.repo("org/model").commit({"config.json": b"{}"})
     assert shell.run("bdn-admin", "why", "out/config.json").code != 0  # nothing is here, and nothing is made
     assert not (shell.data / "mirror.sqlite").exists()
-    first = shell.run("bdn", "pull", "hf://org/model", "out", "--json").document
+    shell.run("bdn", "pull", "hf://org/model", "out")
     hub.log.clear()
 
     why = shell.run("bdn-admin", "why", "out/config.json")
     verified = shell.run("bdn-admin", "verify", "out", "--json")
 
     assert (why.code, "hf://org/model" in why.out) == (0, True), why.out + why.err
-    read = 1 if first["view"] == "given" else 2  # the file there and, unless it went there, the one in the cache
-    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, read, []), verified.err
+    assert (verified.code, verified.document["chunks_read"], verified.document["items"]) == (0, 2, []), verified.err
     assert hub.log.count() == 0
 
 
@@ -219,7 +217,8 @@ def test_a_dry_run_says_what_a_pull_would_do_and_does_nothing(shell: Shell, hub:
     said = planned.document
     assert (said["files_total"], said["bytes_total"], said["bytes_to_transfer"]) == (len(model()), size, size)
     assert (said["bytes_held"], said["is_there"], said["removed"], said["replaced"]) == (0, False, [], [])
-    assert sum(room["bytes_needed"] for room in said["room"]) == 2 * size  # the store's, and the cache's or DEST's
+    trees = 2 if can_clone(tmp_path, tmp_path) else 3  # in the store, in the cache and, where it is a copy, at DEST
+    assert sum(room["bytes_needed"] for room in said["room"]) == trees * size
     assert all(room["bytes_free"] > room["bytes_needed"] for room in said["room"])
     assert not (tmp_path / "out").exists()
     assert (hub.log.bytes_served("/resolve/"), hub.log.count(origin="cdn")) == (0, 0)
@@ -314,9 +313,9 @@ def test_what_cannot_fit_is_refused_with_figures_before_its_first_byte(
 
         there = shell.run("bdn", "pull", "hf://org/small", str(other / "out"), "--json", *dry)
         assert (there.code, there.document["error"]["code"]) == (1, "NO_ROOM"), there.out + there.err
-        assert f"20 MB are needed and 16.8 MB free: 20 MB for the files at {other}/out" in there.out
+        assert f"20 MB are needed and 16.8 MB free: 20 MB for copies at {other}/out" in there.out
         if not offline:
-            both = shell.run("bdn", "pull", "hf://org/model", "out", "--json", *dry)
+            both = shell.run("bdn", "pull", "hf://org/model", "out", "--link", "--json", *dry)
             assert (both.code, both.document["error"]["code"]) == (1, "NO_ROOM"), both.out + both.err
             assert (
                 "80 MB are needed and 6" in both.out
@@ -330,13 +329,20 @@ def test_what_cannot_fit_is_refused_with_figures_before_its_first_byte(
 
 @needs_mounts
 @pytest.mark.embedded("a bucket has any room")
-def test_a_pull_takes_the_room_of_two_copies_where_files_share_no_blocks(hub: Hub, tmp_path: Path) -> None:
+def test_pull__without_reflinks__is_refused_if_the_copy_has_no_room_and_fits_with_links(
+    hub: Hub, tmp_path: Path
+) -> None:
     hub.repo("org/model").commit({"weights.bin": noise(30 * MB, 2), "b": noise(20, 3)})
-    with mounted_tmpfs(tmp_path / "disk", "72m") as disk:  # three would be 90 MB
+    with mounted_tmpfs(tmp_path / "disk", "72m") as disk:
         shell = Shell(disk, {"HF_ENDPOINT": hub.url}, is_forked=True)
-        done = shell.run("bdn", "pull", "hf://org/model", "out", "--json")
-        assert (done.code, done.document["view"]) == (0, "given"), done.err
-        again = shell.run("bdn", "pull", "hf://org/model", "out", "--json")  # which needs no room, and there is none
+        copied = shell.run("bdn", "pull", "hf://org/model", "out", "--json")
+        assert (copied.code, copied.document["error"]["code"]) == (1, "NO_ROOM"), copied.out
+        assert "90 MB are needed and 75" in copied.out
+        assert "one file system, with reflinks (xfs, btrfs) or with --link" in copied.out
+        assert hub.log.bytes_served("/resolve/") == 0
+        linked = shell.run("bdn", "pull", "hf://org/model", "out", "--link", "--json")
+        assert (linked.code, linked.document["view"]) == (0, "hardlink"), linked.err
+        again = shell.run("bdn", "pull", "hf://org/model", "out", "--link", "--json")
         assert (again.code, again.document["bytes_from"]["node"]) == (0, 30 * MB + 20)
 
 

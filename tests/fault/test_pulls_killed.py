@@ -80,7 +80,7 @@ def pull(rig: Rig, manifest: Manifest, place: Path, light: Callable[[], None] = 
     async def run() -> None:
         async with rig.agent() as agent:
             light()
-            stage = await agent.stages.pull(rig.mirror.grant(manifest), place)
+            stage = await agent.pulls.begin(rig.mirror.grant(manifest), place)
             await agent.stages.finish(stage.record.id)
 
     asyncio.run(run())

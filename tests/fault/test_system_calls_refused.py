@@ -34,7 +34,7 @@ def test_pull__system_calls_refused__puts_the_files_there_and_replaces_them(
         async def pull_all() -> None:
             async with rig.agent() as agent:
                 for manifest, path in ((old, place), (old, other), (new, place)):
-                    stage = await agent.stages.pull(mirror.grant(manifest), path)
+                    stage = await agent.pulls.begin(mirror.grant(manifest), path)
                     await agent.stages.finish(stage.record.id)
                 await agent.scrub.scrubber.settle(agent.cache.index.contents_of(old.digest))
 

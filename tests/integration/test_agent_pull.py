@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,10 @@ from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageDocument, StageMount
 from node_agent.app import Agent
 from node_agent.stage.standing import standing_pull
-from node_agent.stage.view import build, destination
+from node_agent.stage.view import build
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.rig import Rig, disk_bytes, staged
+from tests.support.agent.rig import Rig, staged
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
@@ -45,16 +45,10 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "models/one"
 
 
-async def filled(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
-    """The cache has it, and no stage needs it."""
-    stage = await staged(agent, mirror, manifest)
-    await agent.stages.release(stage.id)
-
-
 async def pulled(
     agent: Agent, mirror: AgentMirror, manifest: Manifest, dest: Path, *, link: bool = False
 ) -> StageDocument:
-    stage = await agent.stages.pull(mirror.grant(manifest), dest, link=link)
+    stage = await agent.pulls.begin(mirror.grant(manifest), dest, link=link)
     return await agent.stages.finish(stage.record.id)
 
 
@@ -132,15 +126,18 @@ async def test_links_that_others_remove_cost_a_look_and_no_request(rig: Rig, mir
         assert mirror.requests == 0
 
 
-async def test_the_same_pull_again_returns_at_once(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
+async def test_the_same_pull_again_returns_at_once_and_reads_no_file(
+    rig: Rig, mirror: AgentMirror, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = mirror.publish(OLD)
     async with rig.agent() as agent:
         await pulled(agent, mirror, manifest, dest)
         inode = dest.stat().st_ino
     mirror.forget()
+    monkeypatch.setattr(build, "digest_of", failing(errno.EIO))
     async with rig.agent() as agent:
         assert is_leased(agent, manifest)
-        stage = await agent.stages.pull(mirror.grant(manifest), dest)
+        stage = await agent.pulls.begin(mirror.grant(manifest), dest)
         assert stage.record.state == "READY"  # at once
         assert dest.stat().st_ino == inode
         assert (mirror.requests, mirror.documents) == (0, {})
@@ -211,7 +208,7 @@ async def test_a_pull_that_was_interrupted_stays_interrupted(rig: Rig, mirror: A
     rig.given["cache_bytes"] = 30 * MIB
     has_ended, asked = mirror.hold(mirror.chunks(manifest, "large")[1])
     async with rig.agent(byte_threads=1) as agent:
-        stage = await agent.stages.pull(mirror.grant(manifest), dest)
+        stage = await agent.pulls.begin(mirror.grant(manifest), dest)
         await asked.wait()
     has_ended.set()
     mirror.forget()
@@ -231,7 +228,7 @@ async def test_a_pull_takes_one_source(rig: Rig, mirror: AgentMirror, dest: Path
     token = mirror.grant(mirror.publish(OLD), mirror.publish(NEW))
     async with rig.agent() as agent:
         with pytest.raises(InvalidRequestError, match="one source, not for 2"):
-            await agent.stages.pull(token, dest)
+            await agent.pulls.begin(token, dest)
 
 
 async def test_a_relative_directory_is_meant_from_where_the_caller_stands(
@@ -253,189 +250,28 @@ async def test_a_pull_to_another_file_system_is_a_copy(rig: Rig, mirror: AgentMi
             stage = await pulled(agent, mirror, manifest, other / "model")
             assert stage.mounts[0].view == "copy"
             assert "Invalid cross-device link" in (stage.mounts[0].view_reason or "")
-            again = await agent.stages.pull(mirror.grant(manifest), other / "model")
+            again = await agent.pulls.begin(mirror.grant(manifest), other / "model")
             assert (again.record.id, again.record.state) == (stage.id, "READY")
             assert tree(other / "model") == OLD
 
 
-# --- Without reflinks, DEST gets the cache's own file where nobody else needs it, and no copy ---
-
-
-@pytest.fixture
-def no_reflinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on ext4, wherever the test runs."""
-    monkeypatch.setattr(build, "clone_file", failing(errno.EOPNOTSUPP))
-
-
-def held_bytes(agent: Agent) -> tuple[int, int]:
-    """What the index counts, and what is on the disk."""
-    return agent.cache.index.ledger.used_bytes, disk_bytes(agent.places.root)
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_files_that_nobody_else_needs_are_given_to_the_directory_and_held_no_more(
-    rig: Rig, mirror: AgentMirror, dest: Path
+@needs_mounts
+@pytest.mark.parametrize("is_leased", [False, True])
+async def test_copies__disk_is_full_of_other_cached_files__evict_those_without_a_lease(
+    mirror: AgentMirror, tmp_path: Path, is_leased: bool
 ) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        stage = await pulled(agent, mirror, manifest, dest)
-
-        assert tree(dest) == OLD
-        assert stage.mounts[0].view == "given"
-        assert held_bytes(agent) == (0, 0)
-        assert {(path.stat().st_mode & 0o777, path.stat().st_nlink) for path in dest.iterdir()} == {(0o444, 1)}
-        assert is_leased(agent, manifest)
-        edit(dest / "weights", hides=True)
-        shown = await staged(agent, mirror, manifest)
-        assert tree(Path(shown.mounts[0].path)) == OLD
-    async with rig.agent() as agent:  # the same is found on the disk
-        assert held_bytes(agent) == (manifest.bytes_total, manifest.bytes_total)
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_what_was_given_is_known_again_without_a_look_at_its_bytes(
-    rig: Rig, mirror: AgentMirror, dest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        await pulled(agent, mirror, manifest, dest)
-    mirror.forget()
-    monkeypatch.setattr(build, "digest_of", failing(errno.EIO))
-    async with rig.agent() as agent:
-        assert held_bytes(agent) == (0, 0)
-        stage = await agent.stages.pull(mirror.grant(manifest), dest)
-        assert stage.record.state == "READY"  # at once
-        assert (mirror.requests, mirror.documents) == (0, {})
-        await staged(agent, mirror, manifest)  # the cache has files of its own again, with other times
-        again = await agent.stages.pull(mirror.grant(manifest), dest)
-        assert again.record.ready_at == stage.record.ready_at
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_a_second_directory_is_given_files_as_well(rig: Rig, mirror: AgentMirror, dest: Path) -> None:
-    """The first one has no need of the cache's."""
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        for place in (dest, dest.with_name("two")):
-            stage = await pulled(agent, mirror, manifest, place)
-            assert (stage.mounts[0].view, tree(place)) == ("given", OLD)
-        assert held_bytes(agent) == (0, 0)
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_a_file_with_several_names_is_given_once_and_copied_for_the_others(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
-    files = {"a": noise(MIB, 1), "b/c": noise(MIB, 1), "d": b"small", "e": b"small"}
-    async with rig.agent() as agent:
-        await pulled(agent, mirror, mirror.publish(files), dest)
-
-        assert tree(dest) == files
-        assert {path.stat().st_nlink for path in dest.rglob("*") if path.is_file()} == {1}
-        assert held_bytes(agent) == (0, 0)
-
-
-@pytest.mark.usefixtures("no_reflinks")
-@pytest.mark.parametrize("other_use", ["a stage", "a link"])
-async def test_what_others_use_is_copied(rig: Rig, mirror: AgentMirror, dest: Path, other_use: str) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        if other_use == "a stage":
-            shown = Path((await staged(agent, mirror, manifest)).mounts[0].path)
-        else:
-            shown = dest.with_name("linked")
-            await pulled(agent, mirror, manifest, shown, link=True)
-
-        stage = await pulled(agent, mirror, manifest, dest)
-
-        assert (stage.mounts[0].view, tree(dest)) == ("copy", OLD)
-        assert held_bytes(agent) == (manifest.bytes_total, manifest.bytes_total)
-        edit(dest / "weights", hides=True)
-        assert tree(shown) == OLD
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_what_another_stage_shares_is_copied_and_the_rest_is_given(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
-    mine, other = {"shared": noise(MIB, 1), "own": noise(MIB, 2)}, {"shared": noise(MIB, 1)}
-    async with rig.agent() as agent:
-        await staged(agent, mirror, mirror.publish(other))
-        stage = await pulled(agent, mirror, mirror.publish(mine), dest)
-
-        assert (stage.mounts[0].view, tree(dest)) == ("given", mine)
-        assert "1 file copied" in (stage.mounts[0].view_reason or "")
-        assert held_bytes(agent) == (MIB, MIB)
-
-
-@pytest.mark.usefixtures("no_reflinks")
-@pytest.mark.parametrize("hides", [False, True], ids=["edited", "edited-and-hidden"])
-async def test_what_somebody_changed_in_the_cache_is_not_given(
-    rig: Rig, mirror: AgentMirror, dest: Path, hides: bool
-) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        await filled(agent, mirror, manifest)
-        edit(agent.places.file(manifest.files[1].digest), hides=hides)
-
-        await pulled(agent, mirror, manifest, dest)
-
-        assert tree(dest) == OLD
-
-
-@pytest.mark.usefixtures("no_reflinks")
-@pytest.mark.parametrize("kind", ["group", "attribute"])
-async def test_a_file_that_is_not_what_a_copy_would_be_is_copied(
-    rig: Rig, mirror: AgentMirror, dest: Path, kind: str
-) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        await filled(agent, mirror, manifest)
-        for entry in manifest.files:
-            try:
-                if kind == "group":
-                    os.chown(agent.places.file(entry.digest), -1, os.getgid() + 1)
-                else:
-                    os.setxattr(agent.places.file(entry.digest), "user.of-the-cache", b"1")
-            except OSError as error:
-                pytest.skip(f"not permitted here: {error}")
-
-        pulled_there = await pulled(agent, mirror, manifest, dest)
-
-        assert (pulled_there.mounts[0].view, tree(dest)) == ("copy", OLD)
-        assert {path.stat().st_gid for path in dest.iterdir()} == {os.getgid()}
-        assert [os.listxattr(path) for path in dest.iterdir()] == [[], []]
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_a_pull_that_fails_after_files_were_given_leaves_nothing_behind_and_can_be_asked_again(
-    rig: Rig, mirror: AgentMirror, dest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = mirror.publish(OLD)
-    async with rig.agent() as agent:
-        with monkeypatch.context() as patch:
-            patch.setattr(destination, "appear", failing(errno.EIO))
-            with pytest.raises(ReportedError, match="disk failed"):
-                await pulled(agent, mirror, manifest, dest)
-        assert list(dest.parent.iterdir()) == []
-        used, there = held_bytes(agent)
-        assert used == there
-
-        await pulled(agent, mirror, manifest, dest)
-        assert tree(dest) == OLD
-
-
-@pytest.mark.usefixtures("no_reflinks")
-async def test_files_given_to_an_earlier_pull_are_brought_again_for_a_changed_source(
-    rig: Rig, mirror: AgentMirror, dest: Path
-) -> None:
-    old, new = mirror.publish(OLD), mirror.publish(NEW)
-    async with rig.agent() as agent:
-        for manifest, files in ((old, OLD), (new, NEW), (old, OLD)):
-            await pulled(agent, mirror, manifest, dest)
-            await rests(agent)
-            assert tree(dest) == files
-        assert held_bytes(agent) == (0, 0)
+    old, new = {"old": noise(7 * MIB, 8)}, {"new": noise(3 * MIB, 9)}
+    first, second = mirror.publish(old), mirror.publish(new)
+    with mounted_tmpfs(tmp_path / "disk", "12m") as disk:
+        async with Rig(mirror, disk / "data", {"headroom_bytes": 0}).agent() as agent:
+            stage = await staged(agent, mirror, first)
+            if not is_leased:
+                await agent.stages.release(stage.id)
+            with pytest.raises(ReportedError, match="disk failed") if is_leased else nullcontext():
+                await pulled(agent, mirror, second, disk / "model")
+            assert agent.cache.index.is_complete(first.digest) == is_leased
+            assert {path.name for path in disk.iterdir()} == ({"data"} if is_leased else {"data", "model"})
+            assert is_leased or tree(disk / "model") == new
 
 
 async def rests(agent: Agent) -> None:

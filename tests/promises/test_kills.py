@@ -35,7 +35,7 @@ SMALL = {f"small/{number}": bytes([number]) * 5000 for number in range(6)}
     "what a killed pull had claimed in PostgreSQL is free after 15 s, and there are a hundred of them"
 )
 @pytest.mark.promise("commit-order", "whole-files")
-def test_a_pull_killed_at_any_step_gives_whole_files_and_holds_none_that_it_gave(
+def test_a_pull_killed_at_any_step_gives_whole_files_and_leaves_the_cache_whole(
     tmp_path: Path, hub: Hub, tally: Tally
 ) -> None:
     files = {"weights": noise(9 * 1024 * 1024, 1), "again/weights": noise(9 * 1024 * 1024, 1), **SMALL}

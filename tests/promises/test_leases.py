@@ -243,7 +243,7 @@ async def test_a_stage_that_was_released_half_way_is_built_anew_for_who_asks_aga
 async def test_a_pull_whose_release_was_lost_leases_again(mirror: AgentMirror, tmp_path: Path) -> None:
     manifest, place = mirror.publish(MODEL), tmp_path / "mine"
     async with Rig(mirror, tmp_path / "data").agent() as agent:
-        stage = await agent.stages.pull(mirror.grant(manifest), place)
+        stage = await agent.pulls.begin(mirror.grant(manifest), place)
         await agent.stages.finish(stage.record.id)
         with pytest.MonkeyPatch.context() as patch:
             keep_records(patch)
@@ -251,7 +251,7 @@ async def test_a_pull_whose_release_was_lost_leases_again(mirror: AgentMirror, t
                 await agent.stages.release(stage.record.id)
         assert agent.cache.index.leases.leased() == ()
 
-        await agent.stages.pull(mirror.grant(manifest), place)
+        await agent.pulls.begin(mirror.grant(manifest), place)
         await agent.stages.finish(stage.record.id)
 
         assert agent.cache.index.leases.leased() == (manifest.digest,)

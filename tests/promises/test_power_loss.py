@@ -94,7 +94,7 @@ async def test_a_pulled_directory_stands_once_the_pull_has_ended(disk: Forgetful
     with AgentMirror(is_packed=True).running() as mirror:
         manifest = mirror.publish(files)
         async with Rig(mirror, disk.place).agent() as agent:
-            stage = await agent.stages.pull(mirror.grant(manifest), disk.place / "model")
+            stage = await agent.pulls.begin(mirror.grant(manifest), disk.place / "model")
             await agent.stages.finish(stage.record.id)
         disk.lose_power(way, 7)
         assert tree(disk.place / "model") == files

@@ -3,11 +3,11 @@
 import errno
 import os
 import stat
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,10 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, digest_of, file_digest
 from bdn.core.errors import BdnError, CanceledError
 from bdn.core.layout import Manifest
-from bdn.core.units import counted
-from bdn.disk.durable import disk_errors, opened, remove_tree, sync_folder
+from bdn.disk.durable import disk_errors, opened, remove_tree
 from bdn.disk.syscalls import REFUSED, clone_file, exchange
 from bdn.wire.stage_schema import ViewKind
-from node_agent.disk.whole_files import Alike, ChangedFilesError, WholeFiles
+from node_agent.disk.whole_files import ChangedFilesError, WholeFiles
 
 _PIECE: Final = 64 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -36,59 +35,29 @@ class Placer:
     Tries hard links, if allowed, then reflinks, then copies. A way that fails for one file is not tried for the next. A
     file with as many links as its file system allows (65,000 on ext4) is copied alone.
 
-    With a ``stamp`` the user owns the tree: copies get this time, in nanoseconds since the epoch. A content that would
-    be copied, although its cached file could move there, is left out at first, as one of the ``gifts``.
+    Copies get the time ``stamp``, in nanoseconds since the epoch, or the time of the cached file.
     """
 
     def __init__(self, files: WholeFiles, stop: threading.Event, *, links: bool, stamp: int | None) -> None:
         self.kind: ViewKind = "hardlink" if links else "reflink"
         self.reasons: list[str] = []
         self.changed: list[Digest] = []  # contents that were not placed, because their cached files were changed
-        self.gifts: dict[Digest, FileEntry] = {}
         self._files = files
         self._stop = stop
         self._stamp = stamp
-        self._is_linked = links
-        self._alike: Alike | None = None  # attributes of files that can be given; None: none can
         self._too_many_links = 0
-        self._copied = 0
 
     @property
     def reason(self) -> str | None:
         """Why some files are not hard links; None if all are."""
         alone = f"{self._too_many_links} files were copied: too many links" if self._too_many_links else None
-        if self.kind == "given" and self._copied:
-            alone = f"{counted(self._copied, 'file')} copied: other stages or manifests need the content"
         return "; ".join([*self.reasons, *([alone] if alone else [])]) or None
 
     def place(self, entry: FileEntry, folder: int) -> None:
         """Raises ``OSError``, or ``CanceledError`` if ``stop`` is set."""
-        with self._noting_changes():
-            if self.kind == "hardlink" and self._try_link(entry.digest, folder, _name_of(entry)):
-                return
-            if self.kind == "copy" and self._alike and entry.digest not in self.gifts:
-                self.gifts[entry.digest] = entry
-            else:
-                self._place_copy(entry, folder)
-
-    def give(self, entry: FileEntry, folder: int) -> None:
-        """Move a gift's cached file to an open folder, if it may still go. Raises ``OSError``."""
-        assert self._alike is not None  # noqa: S101 - only gifts are given
-        assert self._stamp is not None  # noqa: S101 - likewise
-        with self._noting_changes():
-            if self._files.give(entry.digest, _name_of(entry), folder, self._alike):
-                os.utime(_name_of(entry), ns=(self._stamp, self._stamp), dir_fd=folder)
-                del self.gifts[entry.digest]
-                self.kind = "given"
-
-    def copy(self, entry: FileEntry, folder: int) -> None:
-        with self._noting_changes():
-            self._place_copy(entry, folder)
-
-    @contextmanager
-    def _noting_changes(self) -> Iterator[None]:
         try:
-            yield
+            if not (self.kind == "hardlink" and self._try_link(entry.digest, folder, _name_of(entry))):
+                self._place_copy(entry, folder)
         except ChangedFilesError as error:
             self.changed += error.contents
 
@@ -97,14 +66,8 @@ class Placer:
             opened(self._files.places.file(entry.digest), os.O_RDONLY) as source,
             opened(_name_of(entry), os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as target,
         ):
-            if self.kind == "reflink" and not self._try_clone(source, target) and self._gives(source, target):
-                self._alike = Alike.of(os.fstat(target))
-                self.gifts[entry.digest] = entry
-                os.unlink(_name_of(entry), dir_fd=folder)
-                return
-            if self.kind != "reflink":
+            if not (self.kind == "reflink" and self._try_clone(source, target)):
                 _copy(source, target, self._stop)
-                self._copied += 1
             self._finish(source, target)
             look = partial(os.fstat, source)
             if not self._files.is_as_left(entry.digest, look(), look):  # last: it may have changed during the copy
@@ -135,12 +98,6 @@ class Placer:
             return False
         return True
 
-    def _gives(self, source: int, target: int) -> bool:
-        """Whether cached files have the attributes that copies get there, and the pull did not request links."""
-        is_alike = Alike.of(os.fstat(source)) == Alike.of(os.fstat(target))
-        is_own = self._stamp is not None and not self._is_linked
-        return is_own and is_alike and _attributes(source) == _attributes(target)
-
     def _finish(self, source: int, target: int) -> None:
         """Make the copy durable and read-only. Its time, the stamp or the source's, reveals later writes."""
         modified = os.fstat(source).st_mtime_ns if self._stamp is None else self._stamp
@@ -149,16 +106,20 @@ class Placer:
         os.fsync(target)
 
 
+def can_clone(folder: Path, other: Path) -> bool:
+    """Whether a file of ``folder`` can share blocks with a file of the other folder. Raises ``OSError``."""
+    with tempfile.TemporaryFile(dir=folder) as source, tempfile.TemporaryFile(dir=other) as target:
+        try:
+            clone_file(source.fileno(), target.fileno())
+        except OSError as error:
+            if error.errno not in _NO_CLONES:
+                raise
+            return False
+    return True
+
+
 def _name_of(entry: FileEntry) -> bytes:
     return entry.path.rpartition("/")[2].encode()
-
-
-def _attributes(descriptor: int) -> list[str]:
-    """The names of a file's extended attributes, which include access control lists."""
-    try:
-        return os.listxattr(descriptor)
-    except OSError:
-        return []
 
 
 def _copy(source: int, target: int, stop: threading.Event) -> None:
@@ -210,8 +171,16 @@ class Built:
     reason: str | None
 
 
-class ViewBuilder:
-    """Creates the directory ``root``, which must be absent, with every file of a manifest. Blocking.
+def build_view(
+    manifest: Manifest,
+    root: Path,
+    files: WholeFiles,
+    stop: threading.Event,
+    *,
+    links: bool = True,
+    stamp: int | None = None,
+) -> Built:
+    """Create the directory ``root``, which must be absent, with every file of a manifest. Blocking.
 
     Without ``links`` the directory shares no file with the cache, so writes there do not reach the cache. For ``stamp``
     see ``Placer``.
@@ -220,67 +189,31 @@ class ViewBuilder:
     manifest allows work below a prefix of any length, and another process cannot slip a link in. About 10 µs per linked
     file.
 
-    Methods raise these errors; the caller then removes the directory:
+    Raises these errors; the caller then removes the directory:
         DiskFailedError: the disk failed.
         CanceledError: ``stop`` was set.
         ChangedFilesError: another program changed these files of the cache.
     """
-
-    def __init__(
-        self, root: Path, files: WholeFiles, stop: threading.Event, *, links: bool = True, stamp: int | None = None
-    ) -> None:
-        self._root = root
-        self._files = files
-        self._links = links
-        self._placer = Placer(files, stop, links=links, stamp=stamp)
-
-    @property
-    def gifts(self) -> frozenset[Digest]:
-        """Contents left out so far, because the cache could give its own files."""
-        return frozenset(self._placer.gifts)
-
-    def build(self, manifest: Manifest) -> None:
-        with disk_errors(self._root):
-            self._root.mkdir()
-            self._place(self._placer.place, manifest.files)
-            if self._links:
-                self._files.save(manifest)  # before the job can reach the files
-
-    def give(self, contents: AbstractSet[Digest]) -> None:
-        """Move these gifts out of the cache as far as possible. The caller checks which are gone."""
-        with disk_errors(self._root):
-            gifts = self._placer.gifts
-            self._place(self._placer.give, [entry for content, entry in gifts.items() if content in contents])
-            gone = contents - gifts.keys()
-            for folder in {self._files.places.file(content).parent for content in gone}:
-                sync_folder(folder)
-
-    def finish(self) -> Built:
-        with disk_errors(self._root):
-            self._place(self._placer.copy, self._placer.gifts.values())
-        return Built(self._placer.kind, self._placer.reason)
-
-    def _place(self, place: Callable[[FileEntry, int], None], entries: Iterable[FileEntry]) -> None:
-        folders: defaultdict[str, list[FileEntry]] = defaultdict(list)
-        for entry in entries:
-            folders[entry.path.rpartition("/")[0]].append(entry)
-        with opened(self._root, _FOLDER) as top:
+    placer = Placer(files, stop, links=links, stamp=stamp)
+    folders: defaultdict[str, list[FileEntry]] = defaultdict(list)
+    for entry in manifest.files:
+        folders[entry.path.rpartition("/")[0]].append(entry)
+    with disk_errors(root):
+        root.mkdir()
+        with opened(root, _FOLDER) as top:
             os.fchmod(top, 0o755)
             for folder, among in folders.items():
                 descriptor = open_below(top, folder)
                 try:
                     for entry in among:
-                        place(entry, descriptor)
+                        placer.place(entry, descriptor)
                 finally:
                     os.close(descriptor)
-        if self._placer.changed:
-            raise ChangedFilesError(dict.fromkeys(self._placer.changed))
-
-
-def build_view(manifest: Manifest, root: Path, files: WholeFiles, stop: threading.Event) -> Built:
-    builder = ViewBuilder(root, files, stop)
-    builder.build(manifest)
-    return builder.finish()
+        if placer.changed:
+            raise ChangedFilesError(dict.fromkeys(placer.changed))
+        if links:
+            files.save(manifest)  # before the job can reach the files
+    return Built(placer.kind, placer.reason)
 
 
 def open_below(top: int, folder: str, *, makes: bool = True) -> int:

@@ -19,7 +19,16 @@ from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view import in_place
-from node_agent.stage.view.build import Built, ViewBuilder, appear, compare_view, is_ours, remove_view, replaced
+from node_agent.stage.view.build import (
+    Built,
+    appear,
+    build_view,
+    can_clone,
+    compare_view,
+    is_ours,
+    remove_view,
+    replaced,
+)
 from node_agent.stage.view.exposure import is_mount_point
 
 _NO_ENTRY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -104,6 +113,18 @@ class Destination:
         name = os.fsencode(self.path.name)[:150].decode(errors="ignore")
         return self.path.parent / f".{name}.bdn-{self.stage_id}"
 
+    def nearest(self) -> Path:
+        """The folder in which the view will be built, or the first of its parents that exists."""
+        place = self.path if self.is_in_place else self.path.parent
+        return next(folder for folder in (place, *place.parents) if folder.exists())
+
+    def makes_copies(self) -> bool:
+        """Whether the view's files will need blocks of their own. Tries to share those of a file that has none."""
+        with _errors_at(self.path):
+            there, cache = self.nearest(), self.places.root
+            is_one = there.stat().st_dev == cache.stat().st_dev
+            return not (self.links and is_one and not self.is_in_place) and not can_clone(cache, there)
+
     def inode(self) -> int | None:
         try:
             return self.path.stat().st_ino if self.path.is_dir() else None
@@ -143,8 +164,7 @@ class Destination:
 
     def _try(self) -> None:
         """Create and remove a folder where the view will be built; look up each missing name."""
-        place = self.path if self.is_in_place else self.path.parent
-        there = next(folder for folder in (place, *place.parents) if folder.exists())
+        there = self.nearest()
         _try_folder(there)
         for name in self.path.relative_to(there).parts:
             with suppress(FileNotFoundError):  # OSError: the file system does not support the name
@@ -190,22 +210,18 @@ class Destination:
             with claim:
                 yield
 
-    def build(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> ViewBuilder:
-        """Build the view aside, without its gifts. After a failure, ``clear`` removes what is left."""
+    def build(self, manifest: Manifest, earlier: Earlier | None, stop: threading.Event) -> tuple[Built, int]:
+        """Build the view aside, durably. Also returns the inode that the directory will have.
+
+        After a failure, ``clear`` removes what is left.
+        """
         self.check(_known(earlier, manifest), is_last=True)
         with _errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.clear()
             self.aside.parent.mkdir(mode=0o700, exist_ok=True)
             links = self.links and not self.is_in_place
-            builder = ViewBuilder(self.aside, self.files, stop, links=links, stamp=self.stamp)
-            builder.build(manifest)
-        return builder
-
-    def finish(self, builder: ViewBuilder, manifest: Manifest, earlier: Earlier | None) -> tuple[Built, int]:
-        """Finish the view, durably. Also returns the inode that the directory will have."""
-        with _errors_at(self.path):
-            built = builder.finish()
+            built = build_view(manifest, self.aside, self.files, stop, links=links, stamp=self.stamp)
             sync_folders(self.aside)
             inode = (self.path if self.is_in_place else self.aside).stat().st_ino
             self.check(_known(earlier, manifest), is_last=True)  # building took a while

@@ -35,8 +35,7 @@ class Site:
         destination = Destination(self.path, stage_id, self.files, STAMP)
         with destination.claimed():
             try:
-                builder = destination.build(manifest, earlier, threading.Event())
-                _, inode = destination.finish(builder, manifest, earlier)
+                _, inode = destination.build(manifest, earlier, threading.Event())
                 destination.publish(manifest, earlier)
                 destination.settle()
             finally:

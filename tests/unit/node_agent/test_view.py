@@ -15,7 +15,7 @@ from bdn.core.errors import CanceledError
 from bdn.core.layout import Manifest
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
-from node_agent.stage.view.build import Built, Difference, build_view, compare_view
+from node_agent.stage.view.build import Built, Difference, build_view, can_clone, compare_view
 from tests.support.agent.cache import cached, whole_files
 from tests.support.agent.mounts import mounted_tmpfs, mounted_xfs, needs_mounts, needs_xfs
 from tests.support.content.noise import noise
@@ -108,6 +108,7 @@ def test_blocks_are_shared(reflinks: Site) -> None:
     build_view(manifest, reflinks.root, whole_files(places), threading.Event())
 
     assert (before - os.statvfs(reflinks.cache).f_bfree) * 4096 < 4_000_000
+    assert can_clone(reflinks.cache, reflinks.root)
 
 
 @pytest.mark.parametrize("refused", [(), ("copy_file_range",), ("copy_file_range", "sendfile")], ids=str)
