@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv/bin
 # Half of a start is compiling what is imported: it is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
+# As in the image: what one thread frees, another uses.
+export MALLOC_ARENA_MAX := 2
 
 # pip and uv read different variables for a certificate authority and an index. A variable of one also serves the other.
 CERTIFICATES := $(firstword $(PIP_CERT) $(SSL_CERT_FILE) $(REQUESTS_CA_BUNDLE))
