@@ -182,7 +182,6 @@ def _named_lines(named: Named) -> list[str]:
 
 
 def _event_lines(events: Sequence[EventDocument], limit: int | None, *, is_all: bool) -> list[str]:
-    """The newest events, newest last."""
     if not events:
         return []
     chosen = events if is_all else [event for event in events if event.kind not in _CHANGES_NOTHING]

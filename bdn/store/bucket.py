@@ -307,7 +307,6 @@ class Bucket:
             raise StoreUnavailableError(f"cannot sign in to {self._where}: {error}") from error
 
     def close(self) -> None:
-        """Close connections; requests in flight fail."""
         self._closed.set()
         self._connections.close()
         self._check_connections.close()

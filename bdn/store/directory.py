@@ -149,7 +149,6 @@ class DirectoryStore:
         return len(sizes), sum(sizes)
 
     def _own_name(self) -> str:
-        """Unique across threads and processes."""
         return f"{os.getpid()}-{self._nonce}-{next(self._numbers)}"
 
     def _check_is_there(self) -> None:

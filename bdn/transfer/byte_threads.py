@@ -262,11 +262,9 @@ class Pacer:
         self._lock = threading.Lock()
 
     def __call__(self, size: int) -> float:
-        """Seconds to wait; 0 for now."""
         with self._lock:
             return self._bucket.reserve(size, self._clock())
 
 
 def pacer(rate_bytes_per_second: int | None) -> Pacer | None:
-    """None without a limit."""
     return None if rate_bytes_per_second is None else Pacer(rate_bytes_per_second)

@@ -81,8 +81,6 @@ class NewToken(Token):
 
 
 class TeamRequest(StrictModel, json_schema_extra={"examples": [{"name": "research"}]}):
-    """A team to be made."""
-
     name: TeamName
 
 

@@ -239,7 +239,5 @@ class RemovalRequest(
 
 
 class Removal(BaseModel):
-    """The removed path."""
-
     project_id: str
     path: str

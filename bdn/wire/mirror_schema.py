@@ -48,8 +48,6 @@ class AuthBody(StrictModel):
 
 
 class WeightsSourceBody(StrictModel):
-    """One source of a request."""
-
     source: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["hf://org/model@main"])]
     mount_location: Annotated[StrictStr, Field(min_length=1, max_length=4096, examples=["/app/models/model"])]
     auth: AuthBody | None = None
@@ -185,8 +183,6 @@ class Mirror(BaseModel):
 
 
 class PlannedSource(BaseModel):
-    """What mirroring one source would do."""
-
     source: str
     mount_location: str
     resolved_revision: str | None

@@ -184,8 +184,6 @@ class PrefetchCommand(BaseModel):
 
 
 class PrefetchReport(BaseModel):
-    """An agent's progress."""
-
     bytes_total: Quantity | None = None
     bytes_from: BytesFrom = BytesFrom()
 

@@ -99,8 +99,6 @@ class PushGrantDocument(BaseModel):
 
 
 class ChunkList(StrictModel, json_schema_extra={"examples": [{"chunks": [_ZEROS]}]}):
-    """Chunks by name."""
-
     chunks: Annotated[list[ManifestName], Field(max_length=CHUNKS_AT_ONCE, fail_fast=True)]
 
 

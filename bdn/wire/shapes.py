@@ -49,7 +49,6 @@ Facts = Annotated[dict[Label, BoundedFact], Field(max_length=MOST_FIELDS)]
 
 
 def added(one: int, other: int) -> int:
-    """The sum, at most the largest quantity."""
     return min(one + other, LARGEST)
 
 
@@ -63,8 +62,6 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 class Items(BaseModel, Generic[_Item]):
-    """All of something."""
-
     items: list[_Item]
 
 

@@ -267,7 +267,6 @@ class ClusterTier:
         return len(covered)
 
     def plan(self, manifests: Iterable[Digest] | None, size: int | None) -> tuple[Victim, ...]:
-        """What ``evict`` would evict."""
         with self._lock:
             return self._choose(manifests, size)
 
@@ -328,7 +327,6 @@ class ClusterTier:
         self._delete(victims, "lru", [_made_room(victim, newcomer) for victim in victims])
 
     def _hold(self, manifest: Digest, chunk: Digest, now: float) -> None:
-        """Count a reserved chunk as whole."""
         share = self._shares.get(manifest)
         if share is None:
             share = self._shares[manifest] = _Share(next(self._numbers), now)
@@ -355,7 +353,6 @@ class ClusterTier:
         self._forget(chunk)
 
     def _forget(self, chunk: Digest) -> None:
-        """Stop counting the chunk."""
         number = self._owners.pop(chunk)
         manifest = self._manifests[number]
         share = self._shares[manifest]

@@ -100,7 +100,6 @@ class BoundedFolder:
         return self._used is None or self._used > self.size
 
     def occupied(self) -> int:
-        """Bytes allocated on the disk."""
         if self.bound == "watch":
             return self.size if self._used is None else self._used
         with suppress(OSError):

@@ -75,7 +75,6 @@ class Found:
 
     @property
     def size(self) -> int:
-        """Apparent bytes, including holes."""
         return sum(stamp.size for stamp in self.files.values())
 
     def marks(self, *, is_earlier: bool = False) -> frozenset[str]:

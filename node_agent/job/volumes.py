@@ -86,7 +86,6 @@ class JobVolumes:
     # --- queries ---
 
     def all(self) -> list[Volume]:
-        """Newest first."""
         return sorted(self._volumes.values(), key=lambda one: one.age, reverse=True)
 
     def find(self, volume_id: str) -> Volume:
@@ -282,7 +281,6 @@ class JobVolumes:
         volume.notify()
 
     async def _end_run(self, volume: Volume) -> None:
-        """Remove scratch, and a volume without checkpoints."""
         if volume.record.ended_at is None:
             await self._change(volume, ended_at=self.clock())
             volume.error = None

@@ -111,7 +111,6 @@ class Warming:
         return self.state == "WARMING"
 
     def end(self, state: WarmState, reason: str | None = None) -> None:
-        """Later calls have no effect."""
         if self.is_going_on:
             self.state, self.reason, self._seconds = state, reason, time.monotonic() - self._began
 

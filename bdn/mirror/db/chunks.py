@@ -227,7 +227,6 @@ _Locked = tuple[int, bytes, str, int, str | None, float]  # id, raw digest, stat
 
 
 def _locked(connection: Connection, digests: Iterable[Digest]) -> list[_Locked]:
-    """Lock the rows of these chunks."""
     ids: list[int] = []
     for some in batches([digest.to_bytes() for digest in set(digests)], AT_ONCE):
         ids += connection.execute(select(ChunkRow.id).where(ChunkRow.digest.in_(some))).scalars()

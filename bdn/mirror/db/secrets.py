@@ -171,7 +171,6 @@ def _again(name: str) -> str:
 
 
 def _fingerprint(key: bytes) -> bytes:
-    """Distinguishes keys, and reveals nothing about them."""
     return blake3(key, derive_key_context=_FINGERPRINT_CONTEXT).digest(length=_FINGERPRINT_BYTES)
 
 

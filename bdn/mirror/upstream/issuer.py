@@ -105,7 +105,6 @@ class IdentityIssuer:
         }
 
     def jwks(self) -> dict[str, list[Jwk]]:
-        """The public keys (RFC 7517)."""
         return {"keys": list(self.keys.published)}
 
 

@@ -219,7 +219,6 @@ class ChunkConnection:
             self._step = partial(self._shake_hands, self._service.certificate)
 
     def fileno(self) -> int:
-        """The socket's descriptor; -1 once closed."""
         return self._socket.fileno()
 
     @property

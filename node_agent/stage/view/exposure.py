@@ -88,7 +88,6 @@ def is_mount_point(place: Path) -> bool:
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """Deepest first."""
     found = [path for path in _mount_points() if folder in path.parents]
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 

@@ -201,7 +201,6 @@ def _remove(top: int, names: Mapping[str, list[str]], is_wanted: Callable[[str, 
 
 
 def _deepest_first(folders: Iterable[str]) -> list[str]:
-    """With all parents, without the top."""
     parts = (below.split("/") for below in folders if below)
     return sorted({"/".join(part[:count]) for part in parts for count in range(1, len(part) + 1)}, reverse=True)
 
