@@ -19,6 +19,7 @@ Contents = dict[str, bytes]
 State = dict[str, str]  # what each file's content is called
 MOST: Final = 8  # checkpoints; then the oldest goes
 _FILES: Final = 30  # of a checkpoint
+_LEAST_BYTES: Final = 16  # a safetensors file of fewer than 8 is cut off
 _MOST_BYTES: Final = 40_000  # of a file, but for large ones
 _OPEN: Final = ".bdn-open"
 _INDEX: Final = "model.safetensors.index.json"
@@ -151,7 +152,7 @@ class WritingJob:
 
     def _content(self) -> bytes:
         is_large = self.random.random() < 0.1 / _FILES
-        return self._large() if is_large else self.random.randbytes(self.random.randint(1, _MOST_BYTES))
+        return self._large() if is_large else self.random.randbytes(self.random.randint(_LEAST_BYTES, _MOST_BYTES))
 
     def _large(self) -> bytes:
         return self._base + self.random.randbytes(self.random.randint(1, _MOST_BYTES))
