@@ -24,6 +24,7 @@ from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
 from bdn.mirror.db import mirrors
+from bdn.mirror.db.chunks import end_deletions
 from bdn.mirror.db.data_lock import DataLock, locked
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events
@@ -146,6 +147,10 @@ async def open_mirror(
         secrets = Secrets(OperatorSecrets(settings.secrets_dir), table, served)
         store = await stack.enter_async_context(opened_store(settings, exclusive=settings.is_embedded, clock=clock))
         await check_owner(settings, await OutageRetry(policy=_STARTING).ask(partial(database_id, database)), store)
+        own = bucket_of(settings.effective_store)
+        if settings.is_embedded and own is None:  # the deletions of the process before have ended with it
+            async with database.write() as session:
+                await (await session.connection()).run_sync(end_deletions)
         now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now)
@@ -164,7 +169,6 @@ async def open_mirror(
             asker=retries,
         )
         sign_ins = SignIns(secrets, issuer, context)
-        own = bucket_of(settings.effective_store)
         surveyor = Surveyor(database, sign_ins, settings.limit_files, settings.limit_bytes, store, own)
 
         # Retention: what leaves the store, and the events that say why.

@@ -182,7 +182,7 @@ async def test_a_stage_that_is_stuck_says_what_its_chunks_wait_for(agents_mirror
             return Answer(200, content=file.read(), ranged=True)
 
     with Origin("chunks", respond) as chunks:
-        chunks.fail(cut(PART))
+        chunks.fail(cut(PART), "|".join(one.hex for one in agents_mirror.chunks(manifest, "three chunks")))
         agents_mirror.data_port = urlsplit(chunks.url).port
         async with Rig(agents_mirror, tmp_path, {"byte_threads": 1}).agent() as agent:
             begun = await agent.stages.start("job", agents_mirror.grant(manifest))

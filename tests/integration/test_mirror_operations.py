@@ -450,6 +450,23 @@ async def test_chunks_that_could_not_be_deleted_are_collected_later_and_mirrorin
     await check_store(mirror)
 
 
+@pytest.mark.embedded("another process may be at work on a bucket or a shared directory")
+async def test_what_a_mirror_was_deleting_when_it_ended_is_mirrored_at_once_by_the_next(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: DirectoryStore, digests: Collection[Digest], **_: object) -> None:
+        raise NotDeletedError("the process ends here", frozenset(digests))
+
+    hub.repo("org/one").commit({"w.bin": b"weights"})
+    async with mirror_under_test(tmp_path) as mirror:
+        await mirror.ready(ONE)
+        monkeypatch.setattr(DirectoryStore, "delete", fail)
+        answer = await mirror.http.post("/evictions", json={"source": "hf://org/one", "purge": True})
+        assert refusal(answer) == (503, "STORE_UNAVAILABLE")
+    async with mirror_under_test(tmp_path) as mirror:
+        await mirror.ready(ONE)
+
+
 async def test_an_eviction_whose_plan_fails_has_failed_and_evicted_nothing(
     mirror: MirrorUnderTest, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,9 +26,9 @@ from tests.support.promises.tally import at_scale
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.promise("collection")
 
-ROUNDS: Final = at_scale(25, 2000)  # of each mirror
+ROUNDS: Final = at_scale(25, 200)  # of each mirror
 DIGESTS: Final = [named(f"chunk {number}") for number in range(40)]
-DEADLINE_SECONDS: Final = at_scale(300, 10_000)
+DEADLINE_SECONDS: Final = at_scale(300, 3_000)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

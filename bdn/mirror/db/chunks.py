@@ -42,7 +42,7 @@ PUT_SECONDS: Final = 900.0
 DELETE_SECONDS: Final = 900.0
 AT_ONCE: Final = 500  # chunks per statement
 TAKEN_APART_AT_ONCE: Final = 2000  # references per transaction
-NO_GRACE: Final = 0.0  # the end of a set whose chunks need no grace
+NO_GRACE: Final = 0.0  # a time so long ago that no grace or request is left
 
 _P = ParamSpec("_P")
 _Answer = TypeVar("_Answer")
@@ -335,6 +335,12 @@ def forget(connection: Connection, chunks: Iterable[StoredChunk], let_go_at: flo
     _lock(connection, ids)
     is_own = ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at == let_go_at
     _execute_in(connection, delete(ChunkRow).where(*is_own), ids)
+
+
+def end_deletions(connection: Connection) -> None:
+    """Let chunks that are leaving be put or deleted again at once. The caller knows that no DELETE is under way."""
+    statement = update(ChunkRow).where(ChunkRow.state == ChunkState.LEAVING)
+    connection.execute(statement.values(changed_at=NO_GRACE))
 
 
 def let_orphans_go(connection: Connection, sizes: Mapping[Digest, int], now: float) -> list[StoredChunk]:
