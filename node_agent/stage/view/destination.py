@@ -119,7 +119,7 @@ class Destination:
         return next(folder for folder in (place, *place.parents) if folder.exists())
 
     def makes_copies(self) -> bool:
-        """Whether the view's files will need blocks of their own. Tries to share those of a file that has none."""
+        """Whether the view's files will need blocks of their own. Tries to clone an empty file."""
         with _errors_at(self.path):
             there, cache = self.nearest(), self.places.root
             is_one = there.stat().st_dev == cache.stat().st_dev
