@@ -156,13 +156,10 @@ class ClusterTier:
 
     def load(self) -> float:
         """Count what is on disk. Call before any other method. Returns the time of the last use."""
-        for found in sorted(self.files.scan(), key=lambda one: one.last_used, reverse=True):
+        for found in self.files.scan():
             for chunk, size in found.chunks.items():
-                if self.holds(chunk):  # under two manifests by an earlier version
-                    self.files.remove(found.manifest, chunk)
-                else:
-                    self.ledger.reserve(chunk, size)
-                    self._hold(found.manifest, chunk, found.last_used)
+                self.ledger.reserve(chunk, size)
+                self._hold(found.manifest, chunk, found.last_used)
         return max((share.last_used for share in self._shares.values()), default=0.0)
 
     # --- reading ---

@@ -6,7 +6,7 @@ from bdn.core.errors import InvalidRequestError
 from bdn.disk.durable import disk_errors, write_durably
 from node_agent.disk.places import Places
 
-FORMAT: Final = b"2\n"
+FORMAT: Final = b"3\n"
 
 
 def check_format(places: Places) -> None:

@@ -159,7 +159,7 @@ async def test_a_large_file_of_a_bucket_that_keeps_versions_is_read_to_its_end_i
 
 @pytest.mark.parametrize(("account", "said"), [
     (Account("bdn", SESAME), "SignatureDoesNotMatch"),
-    (Account("nobody", SESAME), "InvalidAccessKeyId"),
+    (Account("unknown", SESAME), "InvalidAccessKeyId"),
     (Account("stranger", "stranger"), "AccessDenied"),
 ])  # fmt: skip
 async def test_seaweed_s_own_refusals_are_told_apart(

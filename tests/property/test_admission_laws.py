@@ -16,7 +16,7 @@ from bdn.core.layout import Manifest
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held, ScannedManifest
 from node_agent.cache.space import SetAside
-from tests.support.agent.cache import NOBODY
+from tests.support.agent.cache import NO_EVENTS
 from tests.support.content.layouts import held_of
 from tests.support.content.names import named, stage
 
@@ -154,7 +154,7 @@ def _admit(index: CacheIndex, disk: Disk, wanted: Sequence[Held], holder: Holder
     shelf = cast("Any", SimpleNamespace(add=lambda _: None, remove=lambda _: None))
     some = cast("Any", disk)
     some.records = some
-    cache = NodeCache(index, some, shelf, some, lambda: 1000.0, NOBODY)
+    cache = NodeCache(index, some, shelf, some, lambda: 1000.0, NO_EVENTS)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(asyncio, "to_thread", _inline)
         asyncio.run(cache.admit(wanted, holder))

@@ -18,7 +18,7 @@ from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFa
 from bdn.disk.direct import DirectWrites
 from node_agent.cache.cache_events import over_budget
 from node_agent.cache.cluster_tier import IN_USE_SECONDS, ChunkFiles, ClusterTier
-from tests.support.agent.cache import NOBODY
+from tests.support.agent.cache import NO_EVENTS
 from tests.support.content.names import named
 
 CONTENT = {digest_of(bytes([number]) * size): bytes([number]) * size for number, size in enumerate((1, 2, 3, 4, 5))}
@@ -69,7 +69,7 @@ class ClusterTierMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.files = InterruptedFiles(self.root, DirectWrites())
-        self.tier = ClusterTier(self.files, lambda: self.budget, lambda: self.now, NOBODY)
+        self.tier = ClusterTier(self.files, lambda: self.budget, lambda: self.now, NO_EVENTS)
         self.now = max(self.now, self.tier.load())
 
     def teardown(self) -> None:

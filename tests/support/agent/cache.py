@@ -75,11 +75,11 @@ def at_once(steps: Steps[_Result]) -> _Result:
             return result
 
 
-NOBODY = CacheEvents(lambda: None, lambda _reason, _victims: None)
+NO_EVENTS = CacheEvents(lambda: None, lambda _reason, _victims: None)
 
 
 def a_tier(
-    root: Path, budget: int = 0, clock: Callable[[], float] = lambda: 1000.0, events: CacheEvents = NOBODY
+    root: Path, budget: int = 0, clock: Callable[[], float] = lambda: 1000.0, events: CacheEvents = NO_EVENTS
 ) -> ClusterTier:
     """The tier of this directory, loaded."""
     tier = ClusterTier(ChunkFiles(root / "cluster", DirectWrites()), lambda: budget, clock, events)
@@ -90,6 +90,6 @@ def a_tier(
 def a_tier_of_chunks(manifest: Digest, sizes: dict[Digest, int]) -> ClusterTier:
     """The tier of a directory that holds these chunks, without the directory."""
     found = [[FoundChunks(manifest, sizes, 1000.0)]]
-    tier = ClusterTier(cast(Any, SimpleNamespace(scan=found.pop)), lambda: 0, lambda: 1000.0, NOBODY)
+    tier = ClusterTier(cast(Any, SimpleNamespace(scan=found.pop)), lambda: 0, lambda: 1000.0, NO_EVENTS)
     tier.load()
     return tier

@@ -90,20 +90,6 @@ def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_chunk_is_not_r
     assert list(tier.held()) == [N]
 
 
-def test_a_chunk_that_an_earlier_version_linked_into_two_folders_is_held_and_counted_once(tmp_path: Path) -> None:
-    tier = a_tier(tmp_path, 1000)
-    assert tier.keep(M, digest_of(b"mmmm"), memoryview(b"mmmm"))
-    link = tier.files.path(N, digest_of(b"mmmm"))
-    link.parent.mkdir()
-    link.hardlink_to(tier.files.path(M, digest_of(b"mmmm")))
-
-    tier = a_tier(tmp_path, 1000)
-    (held,) = tier.held()
-    tier.evict([held], None, "request", over_budget("cluster", 0, 0, 0))
-    assert tier.ledger.used_bytes == 0
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
     events = CacheEvents(lambda: None, lambda *evicted: gone.append(evicted), told.extend)

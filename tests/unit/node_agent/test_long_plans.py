@@ -13,7 +13,7 @@ from bdn.core.chunk import Digest, FileLayout
 from node_agent.cache.cache_events import over_budget
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import SetAside
-from tests.support.agent.cache import NOBODY
+from tests.support.agent.cache import NO_EVENTS
 from tests.support.content.layouts import held_of
 from tests.support.content.names import named, stage
 
@@ -69,7 +69,7 @@ def cache_of(manifests: int, looks: Looks) -> NodeCache:
     room = SimpleNamespace(budgets=SimpleNamespace(node=10**6))
     space = SimpleNamespace(padding=lambda _: 0, room=lambda _: room, free_files=lambda: None, aside=SetAside())
     chunks = SimpleNamespace(add=lambda _: None, remove=lambda _: None)
-    return NodeCache(index, cast(Any, nothing), cast(Any, chunks), cast(Any, space), lambda: 1e6, NOBODY)
+    return NodeCache(index, cast(Any, nothing), cast(Any, chunks), cast(Any, space), lambda: 1e6, NO_EVENTS)
 
 
 async def evict_all(cache: NodeCache) -> None:
