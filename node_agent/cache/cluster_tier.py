@@ -156,10 +156,13 @@ class ClusterTier:
 
     def load(self) -> float:
         """Count what is on disk. Call before any other method. Returns the time of the last use."""
-        for found in self.files.scan():
+        for found in sorted(self.files.scan(), key=lambda one: one.last_used, reverse=True):
             for chunk, size in found.chunks.items():
-                self.ledger.reserve(chunk, size)
-                self._hold(found.manifest, chunk, found.last_used)
+                if self.holds(chunk):  # a wrong chunk that ``lose`` could not remove, and the one read after it
+                    self.files.remove(found.manifest, chunk)
+                else:
+                    self.ledger.reserve(chunk, size)
+                    self._hold(found.manifest, chunk, found.last_used)
         return max((share.last_used for share in self._shares.values()), default=0.0)
 
     # --- reading ---

@@ -90,6 +90,28 @@ def test_a_manifest_whose_chunks_are_in_use_makes_no_room_and_the_chunk_is_not_r
     assert list(tier.held()) == [N]
 
 
+def test_load__wrong_chunk_that_could_not_be_removed__is_removed_and_the_one_read_after_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(manifest: Digest, _: Digest) -> None:
+        raise DiskFailedError(manifest.hex, "Read-only file system")
+
+    tier, chunk = a_tier(tmp_path, 1000), digest_of(b"mmmm")
+    assert tier.keep(M, chunk, memoryview(b"mmmm"))
+    with monkeypatch.context() as patch:
+        patch.setattr(tier.files, "remove", refuse)
+        with pytest.raises(DiskFailedError):
+            tier.lose(chunk)
+    assert tier.keep(N, chunk, memoryview(b"mmmm"))
+    for used, manifest in enumerate((M, N)):
+        tier.files.touch(manifest, float(used))
+
+    tier = a_tier(tmp_path, 1000)
+    assert list(tier.held()) == [N]
+    assert [path.parent.name for path in tmp_path.rglob(chunk.hex)] == [N.hex]
+    assert tier.ledger.used_bytes == 4
+
+
 def test_what_the_disk_does_not_delete_is_said_to_be_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
     events = CacheEvents(lambda: None, lambda *evicted: gone.append(evicted), told.extend)
