@@ -352,7 +352,7 @@ CHANGES: dict[str, Callable[[Rig, Path], object]] = {
     "the-record-is-older": lambda rig, _: record(rig, inode=None),
     "the-manifest-is-gone": lambda rig, _: [*map(os.unlink, roots(rig))],
     "the-manifest-is-damaged": lambda rig, _: [path.write_bytes(path.read_bytes() + b" ") for path in roots(rig)],
-    "the-cache-is-of-another-version": lambda rig, _: (rig.cache / "format").write_bytes(b"3\n"),
+    "the-cache-is-of-another-version": lambda rig, _: (rig.cache / "format").write_bytes(b"another\n"),
     "the-cache-is-gone": lambda rig, _: shutil.rmtree(rig.cache),
 }
 
