@@ -16,6 +16,7 @@ from bdn.wire.operation_schema import (
     VerifyCommand,
     VerifyReport,
 )
+from bdn.wire.run_schema import NodeCapacity, RunCommand, RunReport
 from bdn.wire.shapes import MOST_FIELDS, MOST_LISTED, ErrorBody, Label, Locator, Number
 from bdn.wire.stage_schema import TierUse
 
@@ -28,6 +29,7 @@ class Command(BaseModel):
     prefetch: PrefetchCommand | None = None
     verify: VerifyCommand | None = None
     remove_cache: RemoveCacheCommand | None = None
+    run: RunCommand | None = None
 
 
 class Report(BaseModel):
@@ -39,6 +41,7 @@ class Report(BaseModel):
     prefetch: PrefetchReport | None = None
     verify: VerifyReport | None = None
     remove_cache: RemoveCacheReport | None = None
+    run: RunReport | None = None
     error: ErrorBody | None = None
 
 
@@ -81,8 +84,9 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     agents of the previous version, and for mirrors that send no ``holdings_digest``. ``epoch`` is the epoch of the
     members that the agent knows: the reply contains members only if they differ. ``volume_id`` names the volume that
     the agent shares with other agents of its cluster, null before its first use. ``unsynced_bytes`` counts bytes of
-    checkpoints in its job volumes that are not pushed yet. ``caches`` are mounted now. ``leaving``: the agent's last
-    heartbeat. ``events`` are recorded once the heartbeat is answered; the agent repeats them until then.
+    checkpoints in its job volumes that are not pushed yet. ``caches`` are mounted now. ``capacity`` is null for agents
+    that run no training jobs. ``leaving``: the agent's last heartbeat. ``events`` are recorded once the heartbeat is
+    answered; the agent repeats them until then.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
@@ -100,6 +104,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     volume_id: VolumeId | None = None
     unsynced_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
     caches: Annotated[list[CacheUse], Field(max_length=1000, fail_fast=True)] = []
+    capacity: NodeCapacity | None = None
     leaving: bool = False
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
