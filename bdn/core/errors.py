@@ -181,6 +181,13 @@ class InUseError(CallerError):
         return f"{self.what} is in use by {', '.join(self.holders)}"
 
 
+class NotSupportedError(CallerError):
+    code = "NOT_SUPPORTED"
+    message = "{what} is not supported here: {remedy}"
+    what: str
+    remedy: str
+
+
 class CacheAffinityError(CallerError):
     code = "CACHE_AFFINITY"
     project: str

@@ -164,6 +164,7 @@ class WrongDocumentError(ServiceError):
 
 STATUS: Final[dict[type[BdnError], int]] = {
     errors.AuthRequiredError: 422,
+    errors.NotSupportedError: 400,
     errors.NotFoundError: 404,
     errors.UnauthenticatedError: 401,
     errors.ForeignRequestError: 403,
@@ -262,8 +263,11 @@ def _short(fact: errors.Fact) -> errors.Fact:
             return min(max(fact, -_WIDE), _WIDE)
 
 
-def document_of(error: BdnError) -> dict[str, Any]:
-    return ErrorDocument(error=body_of(error)).model_dump()
+def document_of(error: BdnError, *, is_flat: bool = False) -> dict[str, Any]:
+    """The error document. ``is_flat``: also with ``code`` and ``message`` at its top, where clients of ``/v1`` look."""
+    body = body_of(error)
+    flat = {"code": body.code, "message": body.message} if is_flat else {}
+    return {**flat, **ErrorDocument(error=body).model_dump()}
 
 
 def error_from(status: int, content: bytes) -> BdnError:
