@@ -154,6 +154,7 @@ NAMES: Final = frozenset(
         "outage_seconds",
         "port",
         "presign_seconds",
+        "public_url",
         "r2_endpoint_url",
         "scrub_rate",
         "scrub_seconds",

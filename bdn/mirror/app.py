@@ -21,6 +21,7 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
+from bdn.mirror.api.v1 import ClientApi, NoTraining
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
 from bdn.mirror.db import mirrors
@@ -266,6 +267,8 @@ async def open_mirror(
         locations = ChunkLocations(located, access, damages, clock, metrics.located_chunks.inc)
         heartbeats = Membership(database, asked, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
+        caches = TrainingCaches(database, signer, settings.cache_bytes)
+        files = ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers)
         services = (
             requests,
             asked,
@@ -278,10 +281,11 @@ async def open_mirror(
             Names(database, store, settings.tombstone_seconds),
             ContentsService(database, access, chunks, metrics, data_port, locations.delivery),
             locations,
-            ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
+            files,
             pushes,
             projects,
-            TrainingCaches(database, signer, settings.cache_bytes),
+            caches,
+            ClientApi(NoTraining(), projects, caches, files, secrets, settings.public_url),
             metrics,
             *filter(None, [issuer]),
         )

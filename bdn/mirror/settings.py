@@ -81,6 +81,7 @@ class MirrorSettings(FileSettings):
     grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     presign_seconds: Annotated[int, Field(gt=0)] = 12 * 3600  # validity of a file's address
+    public_url: Annotated[str | None, AfterValidator(_endpoint)] = None  # None means the address of the request
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
     outage_seconds: Annotated[float, Field(ge=0)] = OUTAGE_SECONDS  # for which failed requests are retried

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass
 
 from bdn.core.errors import BdnError, InvalidRequestError, UpstreamUnavailableError
 from bdn.net.ambient import check_proxies
@@ -163,7 +163,7 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
     """The environment's proxy for this URL; None: connect directly."""
     host, known = url.hostname or "", getproxies_environment()
     address = known.get(url.scheme) or known.get("all")
-    if not address or is_loopback(host) or proxy_bypass_environment(url.netloc, known):
+    if not address or is_loopback(host) or proxy_bypass(url.netloc):
         return None
     return urlsplit(address if "://" in address else f"http://{address}")
 

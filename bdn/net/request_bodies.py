@@ -28,7 +28,7 @@ class _ErrorAnswer(JSONResponse):
     """The error document, in the form that the path of the request has."""
 
     def __init__(self, error: BdnError, status: int, headers: Mapping[str, str]) -> None:
-        self._error, self._headers = error, headers
+        self._error, self._given = error, headers
         super().__init__(document_of(error), status, headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +36,7 @@ class _ErrorAnswer(JSONResponse):
             await super().__call__(scope, receive, send)
             return
         content = document_of(self._error, is_flat=True)
-        await JSONResponse(content, self.status_code, self._headers)(scope, receive, send)
+        await JSONResponse(content, self.status_code, self._given)(scope, receive, send)
 
 
 def error_answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:

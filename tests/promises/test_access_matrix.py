@@ -263,6 +263,12 @@ FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
     "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
+    "post /v1/training_projects", "post /v1/teams/{team_id}/training_projects", "get /v1/training_projects",
+    "get /v1/training_projects/{project_id}", "delete /v1/training_projects/{project_id}",
+    "get /v1/training_projects/{project_id}/cache/summary", "get /v1/training_projects/{project_id}/jobs/{job_id}/checkpoints",
+    "get /v1/training_projects/{project_id}/jobs/{job_id}/checkpoint_files", "get /v1/training_projects/{project_id}/jobs/{job_id}/metrics",
+    "post /v1/training_projects/{project_id}/jobs/{job_id}/metrics", "get /v1/training_projects/{project_id}/jobs/{job_id}/auth_codes",
+    "get /v1/teams", "get /v1/secrets", "get /v1/teams/{team_id}/secrets", "get /v1/training/capacity", "post /graphql/",
 }  # fmt: skip
 
 
@@ -285,6 +291,12 @@ BODIES: Final[dict[str, Json]] = {
     "/caches/{project}": {"limit_bytes": 1},
     "/caches/{project}/{cluster}/summary": {"volume_id": "0" * 32, "timestamp": "2026-11-25T10:00:00Z", "size_bytes": 0}
     | {"files": 0, "packed": pack([])},
+    "/v1/training_projects": {"training_project": {"name": "x"}},
+    "/v1/teams/{team_id}/training_projects": {"training_project": {"name": "x"}},
+    "/v1/training_projects/{project_id}/jobs/{job_id}/metrics": {},
+    "/v1/secrets": {"name": "none", "value": "x"},
+    "/v1/teams/{team_id}/secrets": {"name": "none", "value": "x"},
+    "/graphql/": {"query": "{ teams { id } }"},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }

@@ -35,8 +35,10 @@ from bdn.mirror.api.callers import (
     TokenId,
     VerificationId,
 )
+from bdn.mirror.api.graphql import graphql_router
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
+from bdn.mirror.api.v1 import v1_router
 from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -197,6 +199,8 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     pushes_router,
     projects_router,
     caches_router,
+    v1_router,
+    graphql_router,
     control_router,
     events_router,
     secrets_router,

@@ -52,6 +52,21 @@ class Projects:
             found = await projects.listed(session, organisation, team)
         return [_project(one) for one in found]
 
+    async def project(self, organisation: str, team: str | None, project_id: str) -> Project:
+        """The project of this id. Raises ``NotFoundError``."""
+        async with self.database.read() as session:
+            found = await projects.listed(session, organisation, team, project_id)
+        if not found:
+            raise NotFoundError(f"project {project_id!r}")
+        return _project(found[0])
+
+    async def make_project(self, organisation: str, team: str, name: str) -> Project:
+        """Create a project of a team, or return the existing one. Raises ``NotFoundError`` if there is no such team."""
+        async with self.database.write() as session:
+            row = await projects.project(session, organisation, team, name, self.database.now())
+            (state,) = await projects.listed(session, organisation, project_id=row.id)
+        return _project(state)
+
     async def remove_project(self, organisation: str, team: str | None, name: str) -> Project:
         """Delete a project, by its id or name, with its checkpoints and training caches, for good.
 

@@ -176,6 +176,18 @@ class ServedFiles:
             found.append(FileAddress(path=path, url=url, size_bytes=entry.size, expires_at=moment(expires_at)))
         return found
 
+    async def listed(
+        self, manifest: Digest, start: int, stop: int, organisation: str, team: str | None = None
+    ) -> list[FileAddress]:
+        """``addresses`` of the manifest's files from ``start`` to ``stop``, counted in the order of their paths."""
+        root, paths = await self._root(manifest, organisation, team), list[str]()
+        for ref in root.pages:
+            page = await self._pages.get(ref.digest, organisation, partial(self._read, ref, organisation), self.threads)
+            paths += [path for path, entry in page.items() if not entry.start]  # a file may continue on later pages
+            if len(paths) >= stop:
+                break
+        return await self.addresses(manifest, paths[start:stop], organisation, team)
+
     async def opened(self, manifest: Digest, path: str, signature: str) -> OpenedFile:
         """The file that the signature is for.
 
