@@ -23,7 +23,7 @@ from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
-from bdn.mirror.db import mirrors
+from bdn.mirror.db import mirrors, training
 from bdn.mirror.db.chunks import end_deletions
 from bdn.mirror.db.data_lock import DataLock, locked
 from bdn.mirror.db.database import Database
@@ -49,6 +49,11 @@ from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.training.controller import Controller
+from bdn.mirror.training.jobs import TrainingJobs
+from bdn.mirror.training.logs import Logs
+from bdn.mirror.training.runs import Runs
+from bdn.mirror.training.steps import Steps
 from bdn.mirror.upkeep.collection import Collector
 from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.mirror.upkeep.repair import AgentSource, Repair
@@ -93,6 +98,7 @@ class MirrorService:
     api: FastAPI
     requests: MirrorRequests
     room: RoomForSources
+    controller: Controller
     data_port: int | None
     certificate: Certificate | None
     watch: Watch
@@ -259,12 +265,24 @@ async def open_mirror(
             server.start()
             data_port = server.port
 
+        # Training jobs: from the request to the end of their ranks.
+        caches, steps, logs = (
+            TrainingCaches(database, signer, settings.cache_bytes),
+            Steps(metrics.note_phase),
+            Logs(database),
+        )
+        training_jobs = TrainingJobs(database, requests, projects, None, steps, logs)
+        runs = Runs(database, signer, settings.grant_seconds, table, caches, steps, logs)
+        controller = Controller(database, requests, table, steps)
+        if work:
+            await stack.enter_async_context(in_background(controller.run()))
+
         # API: what callers may request.
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, now)
         asked = OperationRequests(database, operations, eviction, signer, settings.grant_seconds, now)
         located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
         locations = ChunkLocations(located, access, damages, clock, metrics.located_chunks.inc)
-        heartbeats = Membership(database, asked, events, now)
+        heartbeats = Membership(database, asked, runs, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
         services = (
             requests,
@@ -281,7 +299,9 @@ async def open_mirror(
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
             pushes,
             projects,
-            TrainingCaches(database, signer, settings.cache_bytes),
+            caches,
+            training_jobs,
+            runs,
             metrics,
             *filter(None, [issuer]),
         )
@@ -294,7 +314,7 @@ async def open_mirror(
             routers=ROUTERS,
             provides=services,
         )
-        yield MirrorService(api, requests, room, data_port, shown, database.watch, lock)
+        yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -318,6 +338,7 @@ async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: 
     await database.migrate()
     async with database.write() as session:
         await mirrors.release_claims(session)
+        await training.release_claims(session)
     return database
 
 

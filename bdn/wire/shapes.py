@@ -164,6 +164,7 @@ class WrongDocumentError(ServiceError):
 
 STATUS: Final[dict[type[BdnError], int]] = {
     errors.AuthRequiredError: 422,
+    errors.NotSupportedError: 400,
     errors.NotFoundError: 404,
     errors.UnauthenticatedError: 401,
     errors.ForeignRequestError: 403,

@@ -79,7 +79,7 @@ def check_description(document: dict[str, Any], *some: str) -> None:
     names = [operation["operationId"] for operation in operations]
     assert len(set(names)) == len(names)
     assert set(some) <= set(names)
-    assert all(re.fullmatch("[a-z]+(_[a-z]+)+", name) for name in names)
+    assert all(re.fullmatch("[a-z]+(_[a-z0-9]+)+", name) for name in names)
     bodies = {
         operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         for operation in operations

@@ -258,11 +258,17 @@ OPERATORS: Final = {
     "/collections",
     "/collections/{collection_id}",
 }
-AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary"}
+AGENTS: Final = {
+    "/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/runs/{run}/{rank}", "/runs/{run}/{rank}/logs",
+}  # fmt: skip
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
     "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
+    *(f"{method} /v1/training_projects/{{project_id}}/jobs" for method in ("post", "get")), "post /v1/training_jobs/search",
+    *(f"{method} /v1/training_projects/{{project_id}}/jobs/{{job_id}}" for method in ("get", "patch", "delete")),
+    *(f"post /v1/training_projects/{{project_id}}/jobs/{{job_id}}/{call}" for call in ("stop", "recreate", "logs")),
+    "get /v1/training_projects/{project_id}/jobs/{job_id}/logs",
 }  # fmt: skip
 
 
@@ -285,6 +291,11 @@ BODIES: Final[dict[str, Json]] = {
     "/caches/{project}": {"limit_bytes": 1},
     "/caches/{project}/{cluster}/summary": {"volume_id": "0" * 32, "timestamp": "2026-11-25T10:00:00Z", "size_bytes": 0}
     | {"files": 0, "packed": pack([])},
+    "/v1/training_projects/{project_id}/jobs": {"training_job": {"runtime": {"start_commands": ["true"]}}},
+    "/v1/training_jobs/search": {},
+    "/v1/training_projects/{project_id}/jobs/{job_id}": {},
+    "/v1/training_projects/{project_id}/jobs/{job_id}/logs": {},
+    "/runs/{run}/{rank}/logs": {"seq": 0, "lines": []},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }

@@ -46,6 +46,18 @@ async def either(
         yield mirror
 
 
+RUN: Final[Json] = {
+    "run": "0" * 10,
+    "rank": 0,
+    "state": "RUNNING",
+    "bytes_done": 5,
+    "bytes_total": 5,
+    "eta_seconds": 1.5,
+    "exit_code": 0,
+    "unsynced_bytes": 5,
+}
+
+
 def heartbeat(manifest: str, node: str = "n") -> Json:
     """One with everything in it, but for the names of what it answers."""
     return {
@@ -65,10 +77,12 @@ def heartbeat(manifest: str, node: str = "n") -> Json:
                 "error": {"code": "CACHE_FULL", "message": "full", "retryable": False, "details": {"needed": 5}},
             },
             {"id": "", "verify": {"chunks_read": 1, "bytes_read": 5}},
+            {"id": f"run:{'0' * 10}:0:go", "running": True, "run": RUN},
         ],
         "events": [{"id": f"{node}/1", "at": 1.8e9, "kind": "other", "manifest": manifest, "facts": {"size": 5}}],
         "epoch": 1,
         "unsynced_bytes": 5,
+        "capacity": {"gpu_type": "H200", "gpus": 8, "cpus": 8, "memory_bytes": 5, "slots": 1, "launcher": "podman"},
         "wait_seconds": 0,
     }
 

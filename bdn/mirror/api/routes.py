@@ -37,6 +37,8 @@ from bdn.mirror.api.callers import (
 )
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
+from bdn.mirror.api.runs import runs_router
+from bdn.mirror.api.training import training_router
 from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -197,6 +199,8 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     pushes_router,
     projects_router,
     caches_router,
+    training_router,
+    runs_router,
     control_router,
     events_router,
     secrets_router,

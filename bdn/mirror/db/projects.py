@@ -140,6 +140,12 @@ async def checkpoints_of(session: ReadSession, project_id: str, limit: int) -> S
     return (await session.execute(query)).scalars().all()
 
 
+async def pushed_by(session: ReadSession, project_id: str, job: str) -> Sequence[CheckpointRow]:
+    """All that a job of the project pushed, including those whose manifest was evicted and collected."""
+    query = select(CheckpointRow).where(CheckpointRow.project == project_id, CheckpointRow.job == job)
+    return (await session.execute(query.order_by(CheckpointRow.id))).scalars().all()
+
+
 async def forget(session: WriteSession, project_id: str) -> None:
     """Delete the row of a project that has no checkpoints left."""
     await session.execute(delete(ProjectRow).where(ProjectRow.id == project_id))
