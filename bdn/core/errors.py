@@ -181,15 +181,6 @@ class InUseError(CallerError):
         return f"{self.what} is in use by {', '.join(self.holders)}"
 
 
-class WrongStateError(InUseError):
-    """``holders`` is the state. ``remedy`` says in which state the request is possible."""
-
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.what} is {' and '.join(self.holders)}: {self.remedy}"
-
-
 class NotSupportedError(CallerError):
     code = "NOT_SUPPORTED"
     message = "{what} is not supported here: {remedy}"

@@ -54,7 +54,7 @@ def _check_size(value: _Value) -> _Value:
     return value
 
 
-_Opaque = Annotated[JsonValue, Field(json_schema_extra={"x-max-bytes": _OPAQUE_BYTES}), AfterValidator(_check_size)]
+_Opaque = Annotated[Any, Field(json_schema_extra={"x-max-bytes": _OPAQUE_BYTES}), AfterValidator(_check_size)]
 
 
 class GrowingModel(BaseModel):

@@ -152,7 +152,9 @@ async def test_any_number_may_come_in_a_heartbeat(either: MirrorUnderTest, tally
     assert not tally.counts["refused"]
     for path in numbers_of(heartbeat(manifest)):
         where, asked = "", []  # what the number is an answer to
-        if path[0] == "reports":
+        if path[:2] == ("reports", 3):
+            asked = [str(heartbeat(manifest)["reports"][3]["id"])]
+        elif path[0] == "reports":
             where, request = (
                 ("/evictions", {"manifest": manifest, "tier": "node"}),
                 ("/prefetches", {"manifest": manifest, "nodes": nodes}),
@@ -167,7 +169,7 @@ async def test_any_number_may_come_in_a_heartbeat(either: MirrorUnderTest, tally
             body["events"][0]["id"] = f"{node}/{'_'.join(map(str, path))}"
             body["reports"] = [body["reports"][int(path[1])] | {"id": one} for one in asked]
             await asker.beat(body, f"{path} {number!r:.6}")
-        await asker.look(str(path), *(f"{where}/{one}" for one in asked))
+        await asker.look(str(path), *(f"{where}/{one}" for one in asked if where))
     assert asker.wrong == []
 
 

@@ -295,7 +295,7 @@ async def drop_oldest(session: WriteSession, job: str, size: int) -> int:
     """Delete the oldest batches until so many bytes are freed, but no rank's newest one. Returns their lines."""
     row = TrainingLogRow
     newest = select(row.rank, func.max(row.seq)).where(row.job == job).group_by(row.rank)
-    kept = set((await session.execute(newest)).tuples())
+    kept = {(rank, seq) for rank, seq in (await session.execute(newest)).all()}
     query = select(row.rank, row.seq, row.size, row.lines).where(row.job == job, row.rank >= 0)
     dropped = 0
     for rank, seq, freed, lines in (await session.execute(query.order_by(row.last_ns, row.rank, row.seq))).all():

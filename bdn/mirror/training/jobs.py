@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bdn.core.errors import NotFoundError, NotSupportedError, WrongStateError
+from bdn.core.errors import InUseError, NotFoundError, NotSupportedError
 from bdn.core.training.environment import ARCHIVE, ignored
 from bdn.core.training.states import ACTIVE
 from bdn.core.units import counted
@@ -37,6 +37,15 @@ from bdn.wire.training_schema import (
     TrainingJobSearch,
     TrainingJobSpec,
 )
+
+
+class WrongStateError(InUseError):
+    """``holders`` is the job's status. ``remedy`` says in which one the request is possible."""
+
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {' and '.join(self.holders)}: {self.remedy}"
 
 
 class Archives(Protocol):

@@ -113,17 +113,20 @@ async def _merged(
 ) -> AsyncGenerator[tuple[int, int, str]]:
     """The lines of all batches by time, each with its rank. Holds the batches that overlap in time, and no others."""
     sign = 1 if is_ascending else -1
-    waiting: list[tuple[int, int, int, str]] = []
+    waiting: list[tuple[int, int, int, str]] = []  # time, rank and number, each times ``sign``, and text
     count = 0
     async for batch in batches:
         bound = sign * (batch.first_ns if is_ascending else batch.last_ns)
         while waiting and waiting[0][0] < bound:
-            at, rank, _, text = heapq.heappop(waiting)
-            yield sign * at, rank, text
+            yield _line(heapq.heappop(waiting))
         for at, text in training.unpack(batch.packed):
             count += 1
             if first <= at <= last:
-                heapq.heappush(waiting, (sign * at, batch.rank, count, text))
+                heapq.heappush(waiting, (sign * at, sign * batch.rank, sign * count, text))
     while waiting:
-        at, rank, _, text = heapq.heappop(waiting)
-        yield sign * at, rank, text
+        yield _line(heapq.heappop(waiting))
+
+
+def _line(waiting: tuple[int, int, int, str]) -> tuple[int, int, str]:
+    at, rank, _, text = waiting
+    return (at, rank, text) if at >= 0 else (-at, -rank, text)
