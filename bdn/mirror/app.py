@@ -21,6 +21,7 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
+from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
 from bdn.mirror.db import mirrors
@@ -38,6 +39,7 @@ from bdn.mirror.ingest.requests import MirrorRequests, prune
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
+from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
@@ -236,6 +238,8 @@ async def open_mirror(
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
         pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
+        received = PushedChunks(pushes, asyncio.get_running_loop())
+        archives = Archives(database, pushes)
         projects = Projects(database)
         if work and settings.checkpoint_seconds:
             expire = partial(projects.expire, settings.checkpoint_seconds)
@@ -251,7 +255,7 @@ async def open_mirror(
                 pace=pace,
                 is_local=settings.auth == "off",
                 certificate=shown,
-                received=PushedChunks(pushes, asyncio.get_running_loop()),
+                received=received,
                 on_received=metrics.pushed_bytes.inc,
             )
             # In a thread: a worker of the server may be waiting for the event loop.
@@ -280,11 +284,13 @@ async def open_mirror(
             locations,
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
             pushes,
+            archives,
             projects,
             TrainingCaches(database, signer, settings.cache_bytes),
             metrics,
             *filter(None, [issuer]),
         )
+        uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc)
         api = new_service(
             "BDN mirror",
             limit_request_bytes=settings.limit_request_bytes,
@@ -293,6 +299,7 @@ async def open_mirror(
             ),
             routers=ROUTERS,
             provides=services,
+            others={UPLOADS: uploads},
         )
         yield MirrorService(api, requests, room, data_port, shown, database.watch, lock)
 

@@ -263,6 +263,7 @@ FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
     "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
+    "get /v1/blobs/credentials/train",
 }  # fmt: skip
 
 

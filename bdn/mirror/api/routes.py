@@ -37,6 +37,7 @@ from bdn.mirror.api.callers import (
 )
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
+from bdn.mirror.api.uploads import uploads_router
 from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -197,6 +198,7 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     pushes_router,
     projects_router,
     caches_router,
+    uploads_router,
     control_router,
     events_router,
     secrets_router,
