@@ -216,8 +216,11 @@ async def test_requests__that_are_not_of_this_upload_or_not_whole__are_refused_i
     ):  # fmt: skip
         status, code, message = await upload.refusal(call, **given)
         assert (status, code) == refused, (call, message)
-        is_wrong_size = len(given.get("Body", b"")) > CHUNK_SIZE or "has 5 bytes" in message
+        is_wrong_size = given.get("Body") == bytes(CHUNK_SIZE + 1) or "has 5 bytes" in message
         assert (PART_RULE in message) == is_wrong_size
+    signed = {"X-Amz-Security-Token": upload.token, "X-Amz-Content-SHA256": "0" * 64}
+    answer = await uploads.http.put(upload.path, content=b"x", headers=signed)
+    assert (answer.status_code, "<Code>BadDigest</Code>" in answer.text) == (400, True), answer.text
     await upload.ask("abort_multipart_upload", UploadId=upload.key)
     assert (await upload.refusal("put_object", Body=b"x"))[:2] == (404, "NoSuchUpload")
 
@@ -243,9 +246,9 @@ async def test_wrong_session_token__is_refused_before_the_body(mirror: MirrorUnd
             if token == upload.token:
                 assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
                 continue
-            answer = (await reader.read()).decode()
-            assert answer.startswith("HTTP/1.1 403 ")
-            assert f"<Code>{expected}</Code>" in answer
+            refusal = (await reader.read()).decode()
+            assert refusal.startswith("HTTP/1.1 403 ")
+            assert f"<Code>{expected}</Code>" in refusal
     # A client that does not wait to be asked for the body gets the answer, too.
     answer = await uploads.http.put(upload.path, content=LARGE, headers={"X-Amz-Security-Token": "nonsense"})
     assert answer.status_code == 403

@@ -194,7 +194,8 @@ class UploadEndpoint:
             case "DELETE", True:
                 await self.archives.abort(grant.key)
                 return Response(status_code=204)
-        raise InvalidRequestError("this endpoint accepts PUT of an object, and uploads in parts, and nothing else")
+            case _:
+                raise InvalidRequestError("this endpoint accepts PUT of an object, uploads in parts, and nothing else")
 
     async def _put(self, head: HTTPConnection, body: _Body, grant: UploadGrant) -> Digest:
         """Store the body as a chunk of the upload. Returns its digest; nothing is stored of an empty one.

@@ -73,10 +73,11 @@ class Archives:
             await self.pushes.renew(session, push)
             sizes = await chunks.of(session, chunks.stored, parts, [push.writer.set_id])
             _check_sizes(parts, sizes)
-            found = {"size": sum(sizes[part] for part in parts), "chunks": [str(part) for part in parts]}
+            size = sum(sizes[part] for part in parts)
+            found = {"size": size, "chunks": [str(part) for part in parts]}
             (source,) = (await mirrors.get(session, key, None)).sources
             await mirrors.update_source(session, key, 0, request={**source.request, "object": found})
-        return file_digest(found["size"], parts)
+        return file_digest(size, parts)
 
     async def abort(self, key: str) -> None:
         """Raises ``NotFoundError``: the upload has ended."""
