@@ -61,6 +61,7 @@ from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, SignIns
 from bdn.net.api_server import new_service
+from bdn.net.chunk_server.receiving import ReceiveBuffers
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
@@ -245,6 +246,7 @@ async def open_mirror(
             expire = partial(projects.expire, settings.checkpoint_seconds)
             await stack.enter_async_context(in_background(repeated(expire, 60.0, "delete expired checkpoints")))
         data_port: int | None = None
+        buffers = ReceiveBuffers()
         if serve:
             pace = pacer(settings.upload_rate)
             server = ChunkServer(
@@ -261,7 +263,7 @@ async def open_mirror(
             # In a thread: a worker of the server may be waiting for the event loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
             server.start()
-            data_port = server.port
+            data_port, buffers = server.port, server.buffers
 
         # API: what callers may request.
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, now)
@@ -290,7 +292,7 @@ async def open_mirror(
             metrics,
             *filter(None, [issuer]),
         )
-        uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc)
+        uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc, buffers)
         api = new_service(
             "BDN mirror",
             limit_request_bytes=settings.limit_request_bytes,

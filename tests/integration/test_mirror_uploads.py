@@ -15,6 +15,7 @@ from bdn.core.pace.retry import StallPolicy
 from bdn.core.source.uri import CheckpointUri
 from bdn.mirror.jobs.archives import PART_RULE
 from bdn.mirror.jobs.pushes import GIVEN_UP_SECONDS
+from bdn.net.chunk_server.receiving import BUFFERS
 from bdn.wire.grants import PushGrant, UploadGrant
 from tests.support.content.noise import MIB, noise
 from tests.support.mirror.job import Job
@@ -254,33 +255,48 @@ async def test_wrong_session_token__is_refused_before_the_body(mirror: MirrorUnd
     assert answer.status_code == 403
 
 
-@pytest.mark.parametrize("is_right", [True, False])
-async def test_body_in_aws_chunked__is_decoded_and_compared_with_its_trailing_checksum(
-    mirror: MirrorUnderTest, uploads: Uploads, is_right: bool
-) -> None:
-    """As boto3 sends it over TLS."""
-    project, upload = await project_of(mirror), await uploads.begin()
-    content = AwsChunkedWrapper(io.BytesIO(PARTS[0]), Crc32Checksum, "x-amz-checksum-crc32").read()
-    headers = {
+def in_aws_chunked(content: bytes, token: str) -> tuple[bytes, dict[str, str]]:
+    """Body and headers, as boto3 sends them over TLS."""
+    body = AwsChunkedWrapper(io.BytesIO(content), Crc32Checksum, "x-amz-checksum-crc32").read()
+    return bytes(body), {
         "Content-Encoding": "aws-chunked",
         "X-Amz-Content-SHA256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
         "X-Amz-Trailer": "x-amz-checksum-crc32",
-        "X-Amz-Decoded-Content-Length": str(CHUNK_SIZE),
-        "X-Amz-Security-Token": upload.token,
+        "X-Amz-Decoded-Content-Length": str(len(content)),
+        "X-Amz-Security-Token": token,
     }
+
+
+async def test_body_in_aws_chunked__with_trailing_checksum__is_decoded(
+    mirror: MirrorUnderTest, uploads: Uploads
+) -> None:
+    project, upload = await project_of(mirror), await uploads.begin()
+    body, headers = in_aws_chunked(PARTS[0], upload.token)
 
     async def pieces() -> AsyncIterator[bytes]:
         """Sent with ``Transfer-Encoding: chunked``."""
-        for at in range(0, len(content), MIB):
-            piece = content[at : at + MIB]
-            yield piece if is_right or at else piece.replace(PARTS[0][:100], bytes(100))
+        for at in range(0, len(body), MIB):
+            yield body[at : at + MIB]
 
     answer = await uploads.http.put(upload.path, content=pieces(), headers=headers)
-    if not is_right:
-        assert (answer.status_code, "<Code>BadDigest</Code>" in answer.text) == (400, True), answer.text
-        return
     assert (answer.status_code, answer.headers["etag"]) == (200, f'"{digest_of(PARTS[0])}"'), answer.text
     assert await tree(mirror, await committed(mirror, upload, project)) == {"archive.tgz": PARTS[0]}
+
+
+async def test_body_in_aws_chunked__that_is_not_what_its_headers_and_trailers_say__is_refused(uploads: Uploads) -> None:
+    upload = await uploads.begin()
+    body, headers = in_aws_chunked(b"x" * 10_000, upload.token)
+    for wrong, other, code in (
+        (body.replace(b"xx", b"xy", 1), {}, "BadDigest"),
+        (body, {"X-Amz-Decoded-Content-Length": "10001"}, "InvalidRequest"),
+        (body, {"X-Amz-Decoded-Content-Length": "9999"}, "InvalidRequest"),
+        (body, {"X-Amz-Decoded-Content-Length": str(CHUNK_SIZE + 1)}, "InvalidRequest"),
+        (body, {"X-Amz-Trailer": "x-amz-checksum-sha256"}, "InvalidRequest"),
+        (body[:-2], {}, "InvalidRequest"),
+        (body[2:], {}, "InvalidRequest"),
+    ):
+        answer = await uploads.http.put(upload.path, content=wrong, headers=headers | other)
+        assert (answer.status_code, f"<Code>{code}</Code>" in answer.text) == (400, True), answer.text
 
 
 async def test_endpoint__is_where_the_client_came_from(mirror: MirrorUnderTest, uploads: Uploads) -> None:
@@ -318,12 +334,12 @@ async def test_organisation_with_many_uploads__leaves_room_for_another(tmp_path:
         host, port = uploads.url.removeprefix("http://").split(":")
         head = [f"PUT {theirs.path} HTTP/1.1", f"Host: {host}", f"Content-Length: {CHUNK_SIZE}", "Expect: 100-continue"]
         head += [f"X-Amz-Security-Token: {theirs.token}", "", ""]
-        connections = [await asyncio.open_connection(host, int(port)) for _ in range(10)]
+        connections = [await asyncio.open_connection(host, int(port)) for _ in range(BUFFERS)]
         for _, writer in connections:
             writer.write("\r\n".join(head).encode())
         begun = {asyncio.create_task(reader.readline()) for reader, _ in connections}
         waiting = begun
-        while len(begun) - len(waiting) < 4:  # until half of the buffers wait for bodies that do not come
+        while len(begun) - len(waiting) < BUFFERS // 2:  # which wait for bodies that do not come
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         await own.ask("put_object", Body=b"code")
         for task in waiting:
@@ -338,9 +354,10 @@ async def test_body_that_stalls__is_given_up_and_not_its_buffer(
     monkeypatch.setattr("bdn.mirror.api.uploads._SLOWEST", StallPolicy(window_seconds=0.05))
     upload = await uploads.begin()
     host, port = uploads.url.removeprefix("http://").split(":")
-    for _ in range(9):  # more than there are buffers
+    for _ in range(BUFFERS // 2 + 1):  # more buffers than this organisation gets
         reader, writer = await asyncio.open_connection(host, int(port))
         with closing(writer):
             head = [f"PUT {upload.path} HTTP/1.1", f"Host: {host}", "Content-Length: 9", "Expect: 100-continue"]
             writer.write("\r\n".join([*head, f"X-Amz-Security-Token: {upload.token}", "", "half"]).encode())
-            assert b"<Code>RequestTimeout</Code>" in await reader.read()
+            async with asyncio.timeout(60):
+                assert b"<Code>RequestTimeout</Code>" in await reader.read()

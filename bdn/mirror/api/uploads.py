@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from fastapi import Header, Request, Response
@@ -48,7 +48,6 @@ from bdn.wire.upload_schema import UploadCredentials, UploadKeys
 
 UPLOADS: Final = "/uploads/"
 _BUCKET: Final = "uploads"
-_BUFFERS: Final = 8  # of 8 MiB; one organisation gets at most half of them
 _SLOWEST: Final = StallPolicy(window_seconds=30.0)  # as on the data plane
 _LIST_BYTES: Final = 256 * 1024  # of a ``CompleteMultipartUpload``, which lists at most 640 parts
 _DROPPED_BYTES: Final = 64 * 1024 * 1024  # of a body that is not read
@@ -114,14 +113,11 @@ _ANSWERS: Final[Mapping[type[BdnError], tuple[int, str]]] = {
 class _Body:
     """The body of a request, received as long as its sender is not slower than ``_SLOWEST``."""
 
-    scope: Scope
     receive: Receive
     is_whole: bool
 
     async def pieces(self, most: int) -> AsyncIterator[bytes]:
         """Raises ``_StalledError``."""
-        if untime := self.scope.get("state", {}).get(UNTIMED):
-            untime()
         window = StallWindow(_SLOWEST, most, time.monotonic())
         while not self.is_whole:
             try:
@@ -143,7 +139,7 @@ class UploadEndpoint:
     """An ASGI application: ``PUT`` of an object or a part, and the calls that begin, complete and abort an upload.
 
     The session token is verified, and the upload looked up, before a body is read. Bodies are received into
-    ``buffers``, which organisations share, and stored in ``threads``.
+    ``buffers``, which organisations and the data plane share, and stored in ``threads``.
     """
 
     archives: Archives
@@ -151,11 +147,11 @@ class UploadEndpoint:
     chunks: ReceivedChunks
     threads: Executor
     on_received: Callable[[int], None]
-    buffers: ReceiveBuffers = field(default_factory=lambda: ReceiveBuffers(_BUFFERS))
+    buffers: ReceiveBuffers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         head = HTTPConnection(scope)
-        body = _Body(scope, receive, is_whole=not has_body(head.headers))
+        body = _Body(receive, is_whole=not has_body(head.headers))
         try:
             answer = await self._answered(head, body)
         except BdnError as error:
@@ -206,6 +202,8 @@ class UploadEndpoint:
             QuotaExceededError, LimitExceededError: the organisation, or this upload, has no room for it.
         """
         size = _announced(head.headers)
+        if untime := head.scope.get("state", {}).get(UNTIMED):
+            untime()  # the wait for a buffer is not the client's, and ``_Body`` judges its pace
         turn = self.buffers.request(grant.organisation)
         is_at_work = False
         try:
@@ -254,10 +252,10 @@ async def _received(headers: Headers, body: _Body, buffer: memoryview, size: int
     trailers = decoder.trailers if decoder else {}
     if decoder and not decoder.is_over:
         raise InvalidRequestError("the body ends before the last chunk of aws-chunked")
-    if (
-        missing := {name.strip() for name in headers.get("x-amz-trailer", "").lower().split(",") if name}
-        - trailers.keys()
-    ):
+    if decoder and headers.get("x-amz-decoded-content-length", str(done)) != str(done):
+        raise InvalidRequestError(f"the body has {done} bytes, and not as many as it was announced with")
+    announced = {name.strip() for name in headers.get("x-amz-trailer", "").lower().split(",") if name}
+    if missing := announced - trailers.keys():
         raise InvalidRequestError(f"the body has no trailer {min(missing)!a}")
     return buffer[:done], _checksums({**headers, **trailers})
 
