@@ -21,6 +21,7 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
+from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
 from bdn.mirror.db import mirrors, training
@@ -38,6 +39,7 @@ from bdn.mirror.ingest.requests import MirrorRequests, prune
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
+from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
@@ -64,6 +66,7 @@ from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, SignIns
 from bdn.net.api_server import new_service
+from bdn.net.chunk_server.receiving import ReceiveBuffers
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
@@ -242,11 +245,14 @@ async def open_mirror(
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
         pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
+        received = PushedChunks(pushes, asyncio.get_running_loop())
+        archives = Archives(database, pushes)
         projects = Projects(database)
         if work and settings.checkpoint_seconds:
             expire = partial(projects.expire, settings.checkpoint_seconds)
             await stack.enter_async_context(in_background(repeated(expire, 60.0, "delete expired checkpoints")))
         data_port: int | None = None
+        buffers = ReceiveBuffers()
         if serve:
             pace = pacer(settings.upload_rate)
             server = ChunkServer(
@@ -257,13 +263,13 @@ async def open_mirror(
                 pace=pace,
                 is_local=settings.auth == "off",
                 certificate=shown,
-                received=PushedChunks(pushes, asyncio.get_running_loop()),
+                received=received,
                 on_received=metrics.pushed_bytes.inc,
             )
             # In a thread: a worker of the server may be waiting for the event loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
             server.start()
-            data_port = server.port
+            data_port, buffers = server.port, server.buffers
 
         # Training jobs: from the request to the end of their ranks.
         caches, steps, logs = (
@@ -298,6 +304,7 @@ async def open_mirror(
             locations,
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
             pushes,
+            archives,
             projects,
             caches,
             training_jobs,
@@ -305,6 +312,7 @@ async def open_mirror(
             metrics,
             *filter(None, [issuer]),
         )
+        uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc, buffers)
         api = new_service(
             "BDN mirror",
             limit_request_bytes=settings.limit_request_bytes,
@@ -313,6 +321,7 @@ async def open_mirror(
             ),
             routers=ROUTERS,
             provides=services,
+            others={UPLOADS: uploads},
         )
         yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
 

@@ -37,6 +37,7 @@ DELIVERY_HEADER: Final = (
 ORGANISATION_HEADER: Final = (
     "BDN-Organisation"  # of an operator's call: for this organisation instead of the token's own
 )
+FORWARDED_HOST_HEADER: Final = "BDN-Forwarded-Host"  # of a forwarded request: the authority that the client used
 
 _TOKEN_SCHEMES: Final = ("bearer", "api-key")
 

@@ -269,6 +269,7 @@ FOR_TEAMS: Final = {  # also to a token of a team
     *(f"{method} /v1/training_projects/{{project_id}}/jobs/{{job_id}}" for method in ("get", "patch", "delete")),
     *(f"post /v1/training_projects/{{project_id}}/jobs/{{job_id}}/{call}" for call in ("stop", "recreate", "logs")),
     "get /v1/training_projects/{project_id}/jobs/{job_id}/logs",
+    "get /v1/blobs/credentials/train",
 }  # fmt: skip
 
 
