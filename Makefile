@@ -44,6 +44,12 @@ setup: .venv/.ready
 	$(VENV)/uv pip install -q --python .venv-aws/bin/python --require-hashes -r requirements/aws.txt
 	@touch $@
 
+# truss and the Python client of Baseten, whose pins are older than ours: tests run them against the job controller.
+.venv-truss/.ready: .venv/.ready requirements/truss.txt
+	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-truss
+	$(VENV)/uv pip install -q --compile-bytecode --python .venv-truss/bin/python --require-hashes -r requirements/truss.txt
+	@touch $@
+
 # The packages of the image alone: a test runs the wheel in this environment.
 .venv-runtime/.ready: .venv/.ready requirements/runtime.txt
 	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-runtime
@@ -88,7 +94,7 @@ debian-tests:
 	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
 	done
 
-test: .venv/.tools .venv-aws/.ready .venv-runtime/.ready debian-tests
+test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests
 	$(PYTEST)
 
 # What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
@@ -117,7 +123,7 @@ lint: .venv/.tools
 	$(VENV)/lint-imports
 
 # Lint and the demo, with 100 MB, run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
-check: .venv/.tools .venv-aws/.ready .venv-runtime/.ready debian-tests
+check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests
 	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo DEMO=--shard-mib=6; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
@@ -127,4 +133,4 @@ bench: .venv/.tools peers
 	$(VENV)/python -m bench
 
 clean:
-	rm -rf .venv .venv-aws .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,9 +23,10 @@ lock --all-extras --group dev pyproject.toml -c "$target/setup.txt" -o "$target/
 lock requirements/aws.in -o "$target/aws.txt"
 lock requirements/peers.in -o "$target/peers.txt"
 lock requirements/training.in --excludes requirements/torch.in -o "$target/training.txt"
+lock requirements/truss.in -o "$target/truss.txt"
 lock requirements/uv.in -o "$target/uv.txt"
 lock requirements/build.in -c "$target/setup.txt" -o "$target/build.txt"
-for file in runtime setup dev aws peers training uv build; do
+for file in runtime setup dev aws peers training truss uv build; do
     cmp -s "$target/$file.txt" "requirements/$file.txt" ||
         { echo "requirements/$file.txt does not fit pyproject.toml; run: sh requirements/lock.sh" >&2; exit 1; }
 done

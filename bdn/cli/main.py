@@ -63,6 +63,7 @@ class LazyGroup(click.Group):
             "bdn.cli.volumes:volumes",
             "Create, list and remove writable job directories (scratch, checkpoints, caches).",
         ),
+        "truss": ("bdn.cli.truss:truss", "Run truss, the client of Baseten, against the mirror."),
     },
 )
 @click.version_option(bdn.__version__, prog_name="bdn")

@@ -52,6 +52,14 @@ class _Reply:
     body: bytearray
 
 
+def unreachable_service(address: str, error: Exception) -> ServiceUnreachableError:
+    """The error of a connection to one of our services that failed with ``error``."""
+    failure = failure_of_tls(error)
+    said = "; ".join(filter(None, (str(error) or type(error).__name__, advice_on(failure))))
+    is_untrusted = isinstance(failure, ssl.SSLCertVerificationError)
+    return (UntrustedServiceError if is_untrusted else ServiceUnreachableError)(address, said)
+
+
 class ServiceClient:
     """A client of one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
@@ -168,7 +176,7 @@ class ServiceClient:
                 ) as response:
                     answer = await self._read(response.aiter_bytes(), path, most_bytes)
         except httpx2.RequestError as error:
-            raise self._unreachable(error) from error
+            raise unreachable_service(self.address, error) from error
         except TimeoutError as error:
             raise ServiceUnreachableError(self.address, f"no complete answer within {longest:g} s") from error
         if not response.is_success and response.status_code != _NOT_MODIFIED:
@@ -178,12 +186,6 @@ class ServiceClient:
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
         return _Reply(response.status_code, response.headers, answer)
-
-    def _unreachable(self, error: httpx2.RequestError) -> ServiceUnreachableError:
-        failure = failure_of_tls(error)
-        said = "; ".join(filter(None, (str(error) or type(error).__name__, advice_on(failure))))
-        is_untrusted = isinstance(failure, ssl.SSLCertVerificationError)
-        return (UntrustedServiceError if is_untrusted else ServiceUnreachableError)(self.address, said)
 
     async def _read(self, pieces: AsyncIterator[bytes], path: str, most_bytes: int | None) -> bytearray:
         answer = bytearray()

@@ -24,11 +24,27 @@ DROP: Final = "drop"  # request state: drops so many bytes of the body
 UNTIMED: Final = "untimed"  # request state: lifts the time limit of a request whose application judges the body's pace
 CLOSE: Final[Mapping[str, str]] = MappingProxyType({"Connection": "close"})
 _LIMITED: Final = "bytes of the request"
+_FLAT: Final = "/v1/"  # paths whose errors have ``code`` and ``message`` at the top, too
+
+
+class _ErrorAnswer(JSONResponse):
+    """The error document, in the form that the path of the request has."""
+
+    def __init__(self, error: BdnError, status: int, headers: Mapping[str, str]) -> None:
+        self._error, self._headers = error, headers
+        super().__init__(document_of(error), status, headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(_FLAT):
+            await super().__call__(scope, receive, send)
+            return
+        content = document_of(self._error, is_flat=True)
+        await JSONResponse(content, self.status_code, self._headers)(scope, receive, send)
 
 
 def error_answer(error: BdnError, status: int | None = None, headers: Mapping[str, str] | None = None) -> JSONResponse:
     challenge = {"WWW-Authenticate": "Bearer"} if status_of(error) == 401 else {}
-    return JSONResponse(document_of(error), status or status_of(error), headers={**(headers or {}), **challenge})
+    return _ErrorAnswer(error, status or status_of(error), {**(headers or {}), **challenge})
 
 
 class RequestBodies:

@@ -135,7 +135,9 @@ def check_local(host: str | None, origin: str | None) -> None:
     """
     if host is not None:
         named = _AUTHORITY.fullmatch(host)
-        if named is None or not is_loopback(named[1].strip("[]")):
+        name = named[1].strip("[]") if named else ""
+        # No name below .localhost can be rebound: RFC 6761, section 6.3.
+        if not is_loopback(name) and not name.lower().removesuffix(".").endswith(".localhost"):
             raise ForeignRequestError("Host", host[:200])
     if origin is not None and origin.lower() not in (f"{scheme}://{host}".lower() for scheme in ("http", "https")):
         raise ForeignRequestError("Origin", origin[:200])

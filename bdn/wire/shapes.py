@@ -263,8 +263,11 @@ def _short(fact: errors.Fact) -> errors.Fact:
             return min(max(fact, -_WIDE), _WIDE)
 
 
-def document_of(error: BdnError) -> dict[str, Any]:
-    return ErrorDocument(error=body_of(error)).model_dump()
+def document_of(error: BdnError, *, is_flat: bool = False) -> dict[str, Any]:
+    """The error document. ``is_flat``: also with ``code`` and ``message`` at its top, where clients of ``/v1`` look."""
+    body = body_of(error)
+    flat = {"code": body.code, "message": body.message} if is_flat else {}
+    return {**flat, **ErrorDocument(error=body).model_dump()}
 
 
 def error_from(status: int, content: bytes) -> BdnError:

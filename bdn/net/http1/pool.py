@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from bdn.core.egress import EgressPolicy
 from bdn.net.host_lookups import HOST_LOOKUPS, AddressInfo, Question
-from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, ask, parse_head
+from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, AnswerHead, ask, parse_head
 from bdn.net.http1.connection import (
     Body,
     Connection,
@@ -132,17 +132,22 @@ class Dialer:
 def _open_tunnel(connection: Connection, host: str, port: int, proxy: SplitResult) -> None:
     """Send CONNECT: after a 2xx, every byte is the host's (RFC 9110, section 9.3.6)."""
     place = f"{host}:{port}"
-    lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}", *_proxy_credentials(proxy), "", ""]
+    lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}", *proxy_credentials(proxy), "", ""]
     connection.send("\r\n".join(lines).encode("latin-1"))
-    status = parse_head(connection.receive_until(b"\r\n\r\n", HEAD_LIMIT)).status
-    if not 200 <= status < 300:
-        meaning = http.client.responses.get(status, "")
-        raise ProxyRefusedError(errno.ECONNREFUSED, f"the proxy refused the tunnel: {status} {meaning}".strip())
+    check_tunnel(parse_head(connection.receive_until(b"\r\n\r\n", HEAD_LIMIT)))
     if connection.has_spare:
         raise ProtocolError("the proxy sent bytes into the tunnel before the host")
 
 
-def _proxy_credentials(proxy: SplitResult) -> list[str]:
+def check_tunnel(answer: AnswerHead) -> None:
+    """Raise ``ProxyRefusedError`` unless the proxy answered CONNECT with a 2xx."""
+    if not 200 <= answer.status < 300:
+        meaning = http.client.responses.get(answer.status, "")
+        raise ProxyRefusedError(errno.ECONNREFUSED, f"the proxy refused the tunnel: {answer.status} {meaning}".strip())
+
+
+def proxy_credentials(proxy: SplitResult) -> list[str]:
+    """The header line of the credentials in a proxy's address, if any."""
     if proxy.username is None:
         return []
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"

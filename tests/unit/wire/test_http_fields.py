@@ -116,9 +116,10 @@ def test_the_hub_names_the_seconds_until_its_window_opens_again(value: str, seco
 LOCAL = (
     "localhost", "localhost:8460", "LocalHost:8460", "localhost.", "localhost.:8460", "localhost:", "127.0.0.1", "127.0.0.1:80",
     "127.255.0.9:8460", "[::1]", "[::1]:8460", "[0:0:0:0:0:0:0:1]:1", "[::ffff:127.0.0.1]:8460",
+    "api.localhost:8000", "page.LOCALHOST.",
 )  # fmt: skip
 FOREIGN = (
-    "", ":8460", "page.example", "page.example:8460", "localhost.page.example", "127.0.0.1.page.example", "page.localhost",
+    "", ":8460", "page.example", "page.example:8460", "localhost.page.example", "127.0.0.1.page.example", "page.localhost..",
     "localhost..", "10.0.0.5", "0.0.0.0:8460", "[::]:8460", "[::ffff:10.0.0.5]", "::1", "localhost:8460, page.example",
     "page.example@localhost", "localhost:page.example", "localhost@page.example", "[::1", "[localhost", "127.0.0.1 ",
 )  # fmt: skip
