@@ -84,8 +84,8 @@ peers: .venv/.ready
 demo: setup
 	$(VENV)/python examples/demo.py $(DEMO)
 
-# What tests need of Debian, as program:package: other file systems, and a pooler in front of PostgreSQL.
-TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs pgbouncer:pgbouncer
+# What tests need of Debian, as program:package: other file systems, a pooler in front of PostgreSQL, and a launcher of jobs.
+TESTED := mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs pgbouncer:pgbouncer bwrap:bubblewrap
 
 debian-tests:
 	@PATH="$$PATH:/usr/sbin:/sbin"; for one in $(TESTED); do \

@@ -49,6 +49,7 @@ from node_agent.journal import Journal
 from node_agent.metrics import AgentMetrics
 from node_agent.mirror_link.commands import CommandInbox, EvictionCommands, PrefetchCommands, VerificationCommands
 from node_agent.mirror_link.heartbeats import AgentHoldings, ChangeSignal, Heartbeats
+from node_agent.run.runs import Runs, open_runs
 from node_agent.scrub.reading import ScrubReader
 from node_agent.scrub.repair import FileRepair, RepairGrants, RepairSource, StagedFiles
 from node_agent.scrub.scrubber import Rounds, Scrubber, ScrubRecord
@@ -300,12 +301,16 @@ async def open_agent(
             clock=clock,
         )
 
+        # Runs: the ranks of training jobs on this node.
+        stages = StageService(registry, lifecycle, trust.check, is_node="node" in settings.roles)
+        runs = await open_runs(stack, settings, client=client, volumes=volumes, stages=stages, wake=news.wake)
+
         # Mirror link: reports to the mirror and commands from it.
         verifications = VerificationCommands(scrubber, staged)
         holdings = AgentHoldings(tiers.node, settings.roles, registry, disk.writes)
         evictions = EvictionCommands(settings.cluster, settings.node, lifecycle, prefetches.cancel)
         heartbeats = Heartbeats(
-            _identity(settings, server.port),
+            _identity(settings, server.port, runs),
             client,
             trust=trust,
             members=members,
@@ -317,14 +322,16 @@ async def open_agent(
                     "prefetch": prefetches.run,
                     "verify": verifications.run,
                     "remove_cache": caches.run,
+                    **({} if runs is None else {"run": runs.run}),
                 },
                 news.wake,
+                lambda report: None if runs is None else runs.delivered(report),
             ),
             news=news,
             journal=journal,
             state=volumes.state,
+            is_awaiting=lambda: runs is not None and runs.is_awaiting_go,
         )
-        stages = StageService(registry, lifecycle, trust.check, is_node="node" in settings.roles)
 
         _watch(
             metrics,
@@ -348,6 +355,8 @@ async def open_agent(
 
         stack.callback(stop_waiting)
         await housekeeping.resume()
+        if runs is not None:
+            await runs.resume()
         server.start()
         stack.push_async_callback(heartbeats.leave)
         background = await stack.enter_async_context(BackgroundTasks())
@@ -417,7 +426,7 @@ def _warn_of_plain_http(settings: AgentSettings) -> None:
         logger.warning("this agent's token and grants go to %s in the clear: use a mirror with TLS", settings.url)
 
 
-def _identity(settings: AgentSettings, data_port: int) -> Heartbeat:
+def _identity(settings: AgentSettings, data_port: int, runs: Runs | None) -> Heartbeat:
     advertise = settings.advertised(data_port)
     if advertise is None and "cluster" in settings.roles:
         logger.warning(
@@ -434,4 +443,5 @@ def _identity(settings: AgentSettings, data_port: int) -> Heartbeat:
         version=__version__,
         tiers={},
         holdings=None,
+        capacity=None if runs is None else runs.capacity,
     )

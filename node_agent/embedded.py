@@ -1,15 +1,20 @@
 """The agent inside another program (entry point ``bdn.embedded``), for ``bdn pull``, ``bdn up`` and the demo."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bdn.settings import SettingsError
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
-from node_agent.settings import load_settings
+from node_agent.run.launchers import answering_launcher
+from node_agent.settings import AgentSettings, load_settings
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.view.exposure import mounts_below
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,16 @@ class LocalAgent:
         return sorted({path for paths in found for path in paths})
 
 
+def _with_jobs(settings: AgentSettings) -> AgentSettings:
+    """The role of training jobs, too, if a launcher works here. Blocking."""
+    try:
+        launcher = answering_launcher(settings.job_launcher)
+    except SettingsError as error:
+        logger.info("this agent takes no training jobs: %s", error)
+        return settings
+    return settings.model_copy(update={"roles": (*settings.roles, "job"), "job_launcher": launcher})
+
+
 @asynccontextmanager
 async def open_embedded_agent(
     *, mirror_url: str, token: str | None, data_dir: Path, serve: bool, is_alone: bool
@@ -41,6 +56,8 @@ async def open_embedded_agent(
     alone = {"data_port": 0, "port": None, "tls": "optional", "tls_cert": None, "tls_key": None}
     given = alone if is_alone else {}
     settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
+    if serve and not is_alone and "roles" not in settings.model_fields_set:
+        settings = await in_thread(_with_jobs, settings)
     async with AsyncExitStack() as stack:
         agent = await stack.enter_async_context(open_agent(settings))
         await agent.heartbeats.beat()

@@ -1,5 +1,6 @@
 """The agent's settings: environment variables, or the TOML file ``BDN_CONFIG`` (the agent's own in ``[agent]``)."""
 
+import re
 from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any, Final, Literal
@@ -22,8 +23,9 @@ from bdn.settings import (
     default_data_dir,
 )
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
+from bdn.wire.run_schema import LauncherName
 
-Role = Literal["node", "cluster"]
+Role = Literal["node", "cluster", "job"]
 _SHARED: Final = {
     "data_dir": "BDN_DATA_DIR",
     "url": "BDN_URL",
@@ -37,6 +39,15 @@ _SHARED: Final = {
 
 def _roles(value: object) -> object:
     return tuple(filter(None, (role.strip() for role in value.split(",")))) if isinstance(value, str) else value
+
+
+def _gpu(value: object) -> object:
+    if isinstance(value, str):
+        kind, _, count = value.rpartition(":")
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]{0,127}", kind) or not re.fullmatch(r"[0-9]{1,4}", count):
+            raise ValueError("must be a type and a number of GPUs, such as H200:8")
+        return kind, int(count)
+    return value
 
 
 def _address(text: str) -> str:
@@ -93,6 +104,9 @@ class AgentSettings(FileSettings):
     sync_rate: Rate | None = None  # of checkpoints to the mirror
     unsynced_seconds: Annotated[float, Field(ge=0)] = 7 * 86400  # before checkpoints that cannot be pushed are dropped
     keep_checkpoint: bool = True  # in the cache: the newest checkpoint of an ended job
+    job_launcher: LauncherName | None = None  # of training jobs; None means the first that works here
+    job_slots: Annotated[int, Field(ge=0, le=1000)] = 1  # training jobs without GPUs at a time
+    gpu: Annotated[tuple[str, int], NoDecode, BeforeValidator(_gpu)] | None = None  # type and number; None means found
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @classmethod
@@ -134,6 +148,8 @@ class AgentSettings(FileSettings):
         return f"{scheme}://[{host}]:{data_port}" if ":" in host else f"{scheme}://{host}:{data_port}"
 
     def check(self) -> None:
+        if "job" in self.roles and "node" not in self.roles:
+            raise SettingsError("BDN_AGENT_ROLES: job needs node, which stages the weights of jobs; set node,job")
         if self.auth == "off" and not is_loopback(self.host):
             raise SettingsError(
                 f"BDN_AGENT_HOST: {self.host} is not a loopback address, and without authentication the agent serves "

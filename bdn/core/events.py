@@ -363,6 +363,10 @@ KINDS: Final[dict[str, EventKind]] = {
     ),
     "tombstoned": _private(_tombstoned, "eviction restorable_until:until", "absent"),
     "restored": _private("was restored on the mirror", "", "here"),
+    # About no manifest: which secrets left the mirror, by their names.
+    "secrets_given": _private(
+        "gave the secrets {names} to rank {rank} of job {job} on {node}", "job rank:count node names:list"
+    ),
     "collected": EventKind(
         "was collected from the mirror's store, which freed {bytes}", _facts("bytes:size"), "absent"
     ),

@@ -33,6 +33,8 @@ _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
+_FALLOC_FL_KEEP_SIZE: Final = 0x1
+_FALLOC_FL_PUNCH_HOLE: Final = 0x2
 _STATX_BTIME: Final = 0x800
 _STATX_BTIME_AT: Final = 80  # bytes into struct statx, on every architecture
 _STATX_SIZE: Final = 256
@@ -50,6 +52,13 @@ def trim_heaps() -> None:
 def allocate(descriptor: int, size: int) -> None:
     """``fallocate(2)``: allocate the first ``size`` bytes, without glibc's emulation, which writes them all."""
     _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size)), "")
+
+
+def punch_hole(descriptor: int, offset: int, size: int) -> None:
+    """``fallocate(2)``: free the blocks of a range, which then reads as zeros. The file's size stays."""
+    if size > 0:
+        mode, start, length = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, ctypes.c_long(offset), ctypes.c_long(size)
+        _check(_libc.fallocate(descriptor, mode, start, length), "")
 
 
 def prefer_others() -> None:

@@ -21,10 +21,11 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
-from bdn.mirror.api.v1 import ClientApi, NoTraining
+from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
+from bdn.mirror.api.v1 import ClientApi
 from bdn.mirror.chunks.damages import Damages
 from bdn.mirror.chunks.opening import check_owner, check_secret_files, opened_store
-from bdn.mirror.db import mirrors
+from bdn.mirror.db import mirrors, training
 from bdn.mirror.db.chunks import end_deletions
 from bdn.mirror.db.data_lock import DataLock, locked
 from bdn.mirror.db.database import Database
@@ -39,6 +40,7 @@ from bdn.mirror.ingest.requests import MirrorRequests, prune
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest, Worker
+from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
@@ -50,6 +52,11 @@ from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
+from bdn.mirror.training.controller import Controller
+from bdn.mirror.training.jobs import TrainingJobs
+from bdn.mirror.training.logs import Logs
+from bdn.mirror.training.runs import Runs
+from bdn.mirror.training.steps import Steps
 from bdn.mirror.upkeep.collection import Collector
 from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.mirror.upkeep.repair import AgentSource, Repair
@@ -60,6 +67,7 @@ from bdn.mirror.upstream.reader import UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.mirror.upstream.sign_ins import OperatorSecrets, Secrets, SignIns
 from bdn.net.api_server import new_service
+from bdn.net.chunk_server.receiving import ReceiveBuffers
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
@@ -94,6 +102,7 @@ class MirrorService:
     api: FastAPI
     requests: MirrorRequests
     room: RoomForSources
+    controller: Controller
     data_port: int | None
     certificate: Certificate | None
     watch: Watch
@@ -237,11 +246,14 @@ async def open_mirror(
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
         pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
+        received = PushedChunks(pushes, asyncio.get_running_loop())
+        archives = Archives(database, pushes)
         projects = Projects(database)
         if work and settings.checkpoint_seconds:
             expire = partial(projects.expire, settings.checkpoint_seconds)
             await stack.enter_async_context(in_background(repeated(expire, 60.0, "delete expired checkpoints")))
         data_port: int | None = None
+        buffers = ReceiveBuffers()
         if serve:
             pace = pacer(settings.upload_rate)
             server = ChunkServer(
@@ -252,22 +264,33 @@ async def open_mirror(
                 pace=pace,
                 is_local=settings.auth == "off",
                 certificate=shown,
-                received=PushedChunks(pushes, asyncio.get_running_loop()),
+                received=received,
                 on_received=metrics.pushed_bytes.inc,
             )
             # In a thread: a worker of the server may be waiting for the event loop.
             stack.push_async_callback(asyncio.to_thread, server.close)
             server.start()
-            data_port = server.port
+            data_port, buffers = server.port, server.buffers
+
+        # Training jobs: from the request to the end of their ranks.
+        caches, steps, logs = (
+            TrainingCaches(database, signer, settings.cache_bytes),
+            Steps(metrics.note_phase),
+            Logs(database),
+        )
+        training_jobs = TrainingJobs(database, requests, projects, None, steps, logs)
+        runs = Runs(database, signer, settings.grant_seconds, table, caches, steps, logs)
+        controller = Controller(database, requests, table, steps)
+        if work:
+            await stack.enter_async_context(in_background(controller.run()))
 
         # API: what callers may request.
         eviction = StoreEviction(database, collector, settings.tombstone_seconds, now)
         asked = OperationRequests(database, operations, eviction, signer, settings.grant_seconds, now)
         located = store if isinstance(store, LocatableStore) and settings.store_delivery == "direct" else None
         locations = ChunkLocations(located, access, damages, clock, metrics.located_chunks.inc)
-        heartbeats = Membership(database, asked, events, now)
+        heartbeats = Membership(database, asked, runs, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
-        caches = TrainingCaches(database, signer, settings.cache_bytes)
         files = ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers)
         services = (
             requests,
@@ -283,12 +306,16 @@ async def open_mirror(
             locations,
             files,
             pushes,
+            archives,
             projects,
             caches,
-            ClientApi(NoTraining(), projects, caches, files, secrets, settings.public_url),
+            ClientApi(training_jobs, projects, caches, files, secrets, settings.public_url),
+            training_jobs,
+            runs,
             metrics,
             *filter(None, [issuer]),
         )
+        uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc, buffers)
         api = new_service(
             "BDN mirror",
             limit_request_bytes=settings.limit_request_bytes,
@@ -297,8 +324,9 @@ async def open_mirror(
             ),
             routers=ROUTERS,
             provides=services,
+            others={UPLOADS: uploads},
         )
-        yield MirrorService(api, requests, room, data_port, shown, database.watch, lock)
+        yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -322,6 +350,7 @@ async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: 
     await database.migrate()
     async with database.write() as session:
         await mirrors.release_claims(session)
+        await training.release_claims(session)
     return database
 
 

@@ -62,6 +62,7 @@ from bdn.wire.push_schema import (
     PushGrantRequest,
     PushRequest,
 )
+from bdn.wire.run_schema import RunOutput, RunOutputReply, RunSpec
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
@@ -197,6 +198,14 @@ class MirrorClient(ContentClient):
         return await self._call(
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
+
+    async def run_spec(self, run: str, rank: int, *, node: str, boot_id: str, volume_id: str) -> RunSpec:
+        """All that a rank needs, for the agent of the node where it was placed."""
+        params = {"node": node, "boot_id": boot_id, "volume_id": volume_id}
+        return await self._call(RunSpec, "GET", f"/runs/{run}/{rank}", params=params)
+
+    async def record_run_output(self, run: str, rank: int, output: RunOutput) -> RunOutputReply:
+        return await self._call(RunOutputReply, "POST", f"/runs/{run}/{rank}/logs", body=output)
 
     async def named(self, of: str) -> Named:
         return await self._call(Named, "GET", "/names", params={"of": of})

@@ -17,7 +17,7 @@ import sys
 import termios
 import time
 from asyncio.sslproto import SSLProtocol
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -56,7 +56,7 @@ from bdn.core.errors import (
 from bdn.core.pace.retry import StallPolicy
 from bdn.net.admission import Admission, network_of
 from bdn.net.descriptors import connection_limit
-from bdn.net.request_bodies import DROP, KNOW, Authenticate, RequestBodies, error_answer
+from bdn.net.request_bodies import DROP, KNOW, UNTIMED, Authenticate, RequestBodies, error_answer
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
 from bdn.wire.shapes import ErrorDocument
@@ -167,11 +167,13 @@ def new_service(
     authenticate: Authenticate,
     routers: Iterable[APIRouter] = (),
     provides: Iterable[object] = (),
+    others: Mapping[str, ASGIApp] | None = None,
 ) -> FastAPI:
     """An application that answers every failure with the error document of docs/contract.md.
 
     ``provides`` are the objects for ``provided`` dependencies of ``routers``. ``authenticate`` is passed to
-    ``RequestBodies``.
+    ``RequestBodies``. ``others`` are applications by the prefix of their paths: they authenticate callers and bound
+    bodies themselves.
     """
     app = _Service(
         title=title,
@@ -188,6 +190,7 @@ def new_service(
     for router in routers:
         app.router.routes.extend(router.routes)  # ``include_router`` would rebuild them
     app.add_middleware(RequestBodies, limit=limit_request_bytes, authenticate=authenticate)
+    app.add_middleware(_Others, others=others or {})
 
     @app.exception_handler(BdnError)
     async def on_error(_: Request, error: BdnError) -> JSONResponse:
@@ -218,6 +221,17 @@ def new_service(
         return error_answer(InternalError(type(error).__name__))  # the server logs the traceback
 
     return app
+
+
+class _Others:
+    def __init__(self, app: ASGIApp, others: Mapping[str, ASGIApp]) -> None:
+        self._app = app
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        found = next((other for prefix, other in self._others.items() if path.startswith(prefix)), self._app)
+        await found(scope, receive, send)
 
 
 class _LocalRequests:
@@ -373,7 +387,7 @@ class TimedProtocol(H11Protocol):
 
     Also closes a connection whose client reads a response more slowly than ``slowest``, because its files stay open,
     and one that ``admission`` refuses. uvicorn's own timeouts begin after a response. Each request's state has
-    ``OWNER``, ``CALLER`` and ``DROP``, and ``KNOW`` until the connection's caller is known.
+    ``OWNER``, ``CALLER``, ``DROP`` and ``UNTIMED``, and ``KNOW`` until the connection's caller is known.
 
     A head is parsed on arrival, and bytes after it when the application requests them: h11 takes 2 s for a megabyte of
     chunks of one byte.
@@ -390,6 +404,7 @@ class TimedProtocol(H11Protocol):
     _before = b""  # the last bytes of a partially parsed head
     _is_known = False  # a request of this connection was authenticated
     _deadline: asyncio.TimerHandle | None = None
+    _is_untimed = False  # the application judges the pace of this body
     _next_look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -403,6 +418,7 @@ class TimedProtocol(H11Protocol):
             OWNER: is_owner(connection),
             CALLER: caller_of(connection),
             DROP: self._drop,
+            UNTIMED: self._untime,
         }
         if self.admission is not None:
             self.app_state[KNOW] = self._know
@@ -500,6 +516,8 @@ class TimedProtocol(H11Protocol):
 
     async def _drop(self, most: int) -> None:
         """Drop the rest of a body unparsed, at most ``most`` bytes, within the request's time."""
+        self._is_untimed = False
+        self._watch()
         self._droppable = min(most, self._body_left) - len(self._unread)
         self._unread.clear()
         if self._droppable > 0 and not self.transport.is_closing():
@@ -570,9 +588,14 @@ class TimedProtocol(H11Protocol):
 
     def _watch(self) -> None:
         if self.conn.their_state not in _IN_PART:
+            self._is_untimed = False
             self._forget()
-        elif self._deadline is None:
+        elif self._deadline is None and not self._is_untimed:
             self._deadline = self.loop.call_later(self.request_seconds, self.transport.close)
+
+    def _untime(self) -> None:
+        self._is_untimed = True
+        self._forget()
 
     def _forget(self) -> None:
         if self._deadline is not None:

@@ -6,9 +6,10 @@ the routes.
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +21,8 @@ from bdn.wire.shapes import document_of, status_of
 Authenticate = Callable[[HTTPConnection], Awaitable[str]]
 KNOW: Final = "know"  # request state, while the connection is a stranger's: called with the caller's organisation
 DROP: Final = "drop"  # request state: drops so many bytes of the body
+UNTIMED: Final = "untimed"  # request state: lifts the time limit of a request whose application judges the body's pace
+CLOSE: Final[Mapping[str, str]] = MappingProxyType({"Connection": "close"})
 _LIMITED: Final = "bytes of the request"
 _FLAT: Final = "/v1/"  # paths whose errors have ``code`` and ``message`` at the top, too
 
@@ -62,14 +65,14 @@ class RequestBodies:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        has_body = _has_body(headers)
+        is_there = has_body(headers)
         try:
             self._check_announced(headers.get("content-length", ""))
-            await self._identify(scope, has_body=has_body)
+            await self._identify(scope, has_body=is_there)
         except BdnError as error:
-            await _refuse(error, self._limit if has_body else 0, scope, receive, send)
+            await self._refuse(error, scope, receive, send)
             return
-        if not has_body:
+        if not is_there:
             await self._app(scope, receive, send)
             return
         body = bytearray()
@@ -77,7 +80,7 @@ class RequestBodies:
             body += message.get("body", b"")
             if len(body) > self._limit:
                 too_large = LimitExceededError(_LIMITED, len(body), self._limit)
-                await _refuse(too_large, self._limit, scope, receive, send)
+                await self._refuse(too_large, scope, receive, send)
                 return
             if not message.get("more_body", False):
                 break
@@ -91,6 +94,10 @@ class RequestBodies:
             await error_answer(error)(scope, receive, send)
             return
         await self._app(scope, _replayed(content, receive), send)
+
+    async def _refuse(self, error: BdnError, scope: Scope, receive: Receive, send: Send) -> None:
+        most = 16 * self._limit if has_body(Headers(scope=scope)) else 0
+        await answer_early(error_answer(error, headers=CLOSE), most, scope, receive, send)
 
     def _check_announced(self, announced: str) -> None:
         if re.fullmatch(r"[0-9]{1,30}", announced) and int(announced) > self._limit:
@@ -111,7 +118,7 @@ class RequestBodies:
             know(organisation)
 
 
-def _has_body(headers: Headers) -> bool:
+def has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0").strip() not in ("", "0")
 
 
@@ -125,8 +132,8 @@ def _replayed(content: bytes, receive: Receive) -> Receive:
     return receive_next
 
 
-async def _refuse(error: BdnError, most: int, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, and drop up to 16 times ``most`` bytes that the client still sends.
+async def answer_early(answer: Response, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, with ``CLOSE``, and drop up to ``most`` bytes that the client still sends.
 
     Closing earlier would reset the connection, and the client may never see the response.
     """
@@ -134,10 +141,10 @@ async def _refuse(error: BdnError, most: int, scope: Scope, receive: Receive, se
     async def send_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    answer, drop = error_answer(error, headers={"Connection": "close"}), scope.get("state", {}).get(DROP)
+    drop = scope.get("state", {}).get(DROP)
     if drop is None or not most or "expect" in Headers(scope=scope):
         await answer(scope, receive, send)
         return
     await answer(scope, receive, send_open)
-    await drop(16 * most)
+    await drop(most)
     await send({"type": "http.response.body", "body": b"", "more_body": False})

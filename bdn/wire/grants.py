@@ -130,6 +130,23 @@ class FileGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadGrant:
+    """The right to upload one object under ``key`` until ``expires_at`` (seconds since the epoch), and nothing else."""
+
+    audience: ClassVar = "bdn-upload"
+    organisation: str
+    key: str
+    expires_at: float
+
+    def claims(self) -> dict[str, object]:
+        return {"key": self.key}
+
+    @classmethod
+    def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
+        return cls(organisation, str(claims["key"]), expires_at)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheGrant:
     """The right of a job to mount a project's and its team's caches in a cluster until ``expires_at`` (epoch seconds).
 
@@ -158,7 +175,7 @@ class CacheGrant:
         return cls(organisation=organisation, **named, expires_at=expires_at)
 
 
-_Kind = TypeVar("_Kind", Grant, PushGrant, FileGrant, CacheGrant)
+_Kind = TypeVar("_Kind", Grant, PushGrant, FileGrant, UploadGrant, CacheGrant)
 
 
 def is_id(name: str) -> bool:

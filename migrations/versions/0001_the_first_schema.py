@@ -21,6 +21,7 @@ def upgrade() -> None:
         sa.Column("holdings_digest", sa.String(length=64), nullable=True),
         sa.Column("unsynced_bytes", sa.BigInteger(), nullable=False),
         sa.Column("caches", sa.JSON(), nullable=True),
+        sa.Column("capacity", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("last_heartbeat", sa.Float(precision=53), nullable=False),
         sa.Column("joined_at", sa.Float(precision=53), nullable=True),
         sa.Column("left_at", sa.Float(precision=53), nullable=True),
@@ -344,3 +345,48 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index(op.f("ix_set_chunks_chunk_id"), "set_chunks", ["chunk_id"], unique=False)
+    op.create_table(
+        "training_jobs",
+        sa.Column("id", sa.String(length=16), nullable=False),
+        sa.Column("organisation", sa.String(length=256), nullable=False),
+        sa.Column("requester_team", sa.String(length=128), nullable=True),
+        sa.Column("project", sa.String(length=16), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.String(length=256), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("since", sa.Float(precision=53), nullable=False),
+        sa.Column("created_at", sa.Float(precision=53), nullable=False),
+        sa.Column("updated_at", sa.Float(precision=53), nullable=False),
+        sa.Column("ending_at", sa.Float(precision=53), nullable=True),
+        sa.Column("is_stopping", sa.Boolean(), nullable=False),
+        sa.Column("failure", sa.JSON(none_as_null=True), nullable=True),
+        sa.Column("waiting_for", sa.String(), nullable=True),
+        sa.Column("priority", sa.BigInteger(), nullable=False),
+        sa.Column("availability_model", sa.String(length=256), nullable=False),
+        sa.Column("request", sa.JSON(), nullable=False),
+        sa.Column("extras", sa.JSON(), nullable=False),
+        sa.Column("mirror_id", sa.String(length=64), nullable=True),
+        sa.Column("cluster", sa.String(length=256), nullable=True),
+        sa.Column("ranks", sa.JSON(), nullable=False),
+        sa.Column("claimed_by", sa.String(length=256), nullable=True),
+        sa.Column("claim_expires_at", sa.Float(precision=53), nullable=True),
+        sa.ForeignKeyConstraint(["project"], ["projects.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("ix_training_jobs_newest", "training_jobs", ["organisation", "created_at", "id"], unique=False)
+    op.create_index("ix_training_jobs_of_project", "training_jobs", ["project", "number"], unique=False)
+    op.create_index(op.f("ix_training_jobs_status"), "training_jobs", ["status"], unique=False)
+    op.create_table(
+        "training_logs",
+        sa.Column("job", sa.String(length=16), nullable=False),
+        sa.Column("rank", sa.BigInteger(), nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("first_ns", sa.BigInteger(), nullable=False),
+        sa.Column("last_ns", sa.BigInteger(), nullable=False),
+        sa.Column("lines", sa.BigInteger(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.Column("packed", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["job"], ["training_jobs.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job", "rank", "seq"),
+    )
+    op.create_index("ix_training_logs_times", "training_logs", ["job", "last_ns"], unique=False)

@@ -138,7 +138,7 @@ class SharedCaches:
         grant = await self._verify(token)
         if grant.cluster != self._cluster:
             raise GrantInvalidError(f"it is for cluster {grant.cluster}, and this node is in cluster {self._cluster}")
-        volume = await self._identified()
+        volume = await self.identified()
         if volume != grant.volume:
             raise CacheNotSharedError(self._cluster, grant.volume, volume)
         return grant
@@ -178,7 +178,7 @@ class SharedCaches:
             for project, use in sorted(self._uses.items())
         ]
         return SharedCachesDocument(
-            cluster=self._cluster, root=str(self.volume.root), volume_id=await self._identified(), items=items
+            cluster=self._cluster, root=str(self.volume.root), volume_id=await self.identified(), items=items
         )
 
     async def capture(self, project: str) -> CacheSummaryDocument:
@@ -204,7 +204,7 @@ class SharedCaches:
         while True:
             files, packed = await in_thread(_packed, summary)
             body = CacheSummaryBody(
-                volume_id=await self._identified(),
+                volume_id=await self.identified(),
                 timestamp=captured_at,
                 size_bytes=min(summary.size, LARGEST),
                 files=summary.files,
@@ -297,7 +297,8 @@ class SharedCaches:
         if not was_held and not use.holders:
             self._uses.pop(project, None)
 
-    async def _identified(self) -> str:
+    async def identified(self) -> str:
+        """The volume's id, created if missing. Raises ``DiskFailedError``."""
         self.volume_id = await in_thread(self.volume.id)
         return self.volume_id
 

@@ -59,13 +59,20 @@ class CommandInbox:
     Nothing is stored on disk: to a restarted agent the mirror repeats the commands without a final report.
 
     ``runs`` maps each field of ``Command`` to its implementation, which reports progress. ``wake`` is called when there
-    is something to report. One event loop.
+    is something to report, ``on_delivered`` with each final report that the mirror has recorded. One event loop.
     """
 
-    def __init__(self, background: BackgroundTasks, runs: Mapping[str, Run], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        background: BackgroundTasks,
+        runs: Mapping[str, Run],
+        wake: Callable[[], None],
+        on_delivered: Callable[[Report], None] = lambda _: None,
+    ) -> None:
         self._background = background
         self._runs = runs
         self._wake = wake
+        self._on_delivered = on_delivered
         self._seen: dict[str, None] = {}
         self._reports: dict[str, Report] = {}
 
@@ -87,6 +94,7 @@ class CommandInbox:
         for report in reports:
             if not report.running:
                 self._reports.pop(report.id, None)
+                self._on_delivered(report)
 
     async def _run(self, command: Command) -> None:
         """Reports errors instead of raising: a client of the mirror waits for the result."""

@@ -234,6 +234,7 @@ def fitting(items: Sequence[_Model], most_bytes: int) -> list[_Model]:
 _WAIT_SECONDS: Final = 10.0
 _LONGEST_PAUSE_SECONDS: Final = 10.0  # a restarted mirror gets heartbeats before it considers members missing
 _LEAVE_SECONDS: Final = 2.0
+_AWAITING_SECONDS: Final = 0.05
 _NEWS_PAUSE_SECONDS: Final = 0.25  # a heartbeat costs more than a small stage, which would cause two
 
 
@@ -257,7 +258,8 @@ class Heartbeats:
     holdings.
 
     ``identity`` is a heartbeat with this agent's identity, for the mirror and its peers, and nothing else. ``state``
-    returns other fields that change: job volumes and training caches.
+    returns other fields that change: job volumes and training caches. While ``is_awaiting`` a command, no pause delays
+    it.
     """
 
     def __init__(
@@ -272,6 +274,7 @@ class Heartbeats:
         news: ChangeSignal,
         journal: Journal,
         state: Callable[[], Mapping[str, object]],
+        is_awaiting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._identity = identity
         self._client = client
@@ -283,6 +286,7 @@ class Heartbeats:
         news.beat = self.beat
         self._journal = journal
         self._state = state
+        self._is_awaiting = is_awaiting
         self._told = HoldingsTold()
         self._telling = asyncio.Lock()
         self._most_bytes = _MOST_BYTES
@@ -375,7 +379,8 @@ class Heartbeats:
             if self._journal.waiting or self._told.version != self._news.version:
                 self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, members change, or it keeps no request open
-                await asyncio.sleep(1.0 if reply.pending or are_others else reply.interval_seconds)
+                pause = 1.0 if reply.pending or are_others else reply.interval_seconds
+                await asyncio.sleep(min(pause, _AWAITING_SECONDS) if self._is_awaiting() else pause)
 
     async def _tell(self) -> None:
         pauses = _pauses()

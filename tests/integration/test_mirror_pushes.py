@@ -175,7 +175,10 @@ async def test_whoever_begins_the_same_push_again_goes_on_with_it(job: Job) -> N
     assert await job.begin("bt://llama@job1/checkpoint-100#rank-1") not in pushes
 
 
-@pytest.mark.parametrize("uri", ["bt://llama", "bt://llama@job1", "bt://llama/checkpoint-100", "hf://org/model"])
+@pytest.mark.parametrize(
+    "uri",
+    ["bt://llama", "bt://llama@job1", "bt://llama/checkpoint-100", "hf://org/model", "bt://llama@job1/.archive"],
+)
 async def test_a_push_names_one_checkpoint_of_one_job(job: Job, uri: str) -> None:
     assert refusal(await job.ask("POST", "/pushes", source=uri)) == (422, "INVALID_SOURCE")
 

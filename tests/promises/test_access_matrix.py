@@ -258,7 +258,9 @@ OPERATORS: Final = {
     "/collections",
     "/collections/{collection_id}",
 }
-AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary"}
+AGENTS: Final = {
+    "/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/runs/{run}/{rank}", "/runs/{run}/{rank}/logs",
+}  # fmt: skip
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
@@ -269,6 +271,11 @@ FOR_TEAMS: Final = {  # also to a token of a team
     "get /v1/training_projects/{project_id}/jobs/{job_id}/checkpoint_files", "get /v1/training_projects/{project_id}/jobs/{job_id}/metrics",
     "post /v1/training_projects/{project_id}/jobs/{job_id}/metrics", "get /v1/training_projects/{project_id}/jobs/{job_id}/auth_codes",
     "get /v1/teams", "get /v1/secrets", "get /v1/teams/{team_id}/secrets", "get /v1/training/capacity", "post /graphql/",
+    *(f"{method} /v1/training_projects/{{project_id}}/jobs" for method in ("post", "get")), "post /v1/training_jobs/search",
+    *(f"{method} /v1/training_projects/{{project_id}}/jobs/{{job_id}}" for method in ("get", "patch", "delete")),
+    *(f"post /v1/training_projects/{{project_id}}/jobs/{{job_id}}/{call}" for call in ("stop", "recreate", "logs")),
+    "get /v1/training_projects/{project_id}/jobs/{job_id}/logs",
+    "get /v1/blobs/credentials/train",
 }  # fmt: skip
 
 
@@ -297,6 +304,11 @@ BODIES: Final[dict[str, Json]] = {
     "/v1/secrets": {"name": "none", "value": "x"},
     "/v1/teams/{team_id}/secrets": {"name": "none", "value": "x"},
     "/graphql/": {"query": "{ teams { id } }"},
+    "/v1/training_projects/{project_id}/jobs": {"training_job": {"runtime": {"start_commands": ["true"]}}},
+    "/v1/training_jobs/search": {},
+    "/v1/training_projects/{project_id}/jobs/{job_id}": {},
+    "/v1/training_projects/{project_id}/jobs/{job_id}/logs": {},
+    "/runs/{run}/{rank}/logs": {"seq": 0, "lines": []},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}, "holdings": None},
 }

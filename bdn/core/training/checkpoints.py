@@ -14,6 +14,7 @@ from bdn.core.json_bounds import check_json
 CheckpointType = Literal["lora", "whisper", "full", "other"]
 
 LOOSE: Final = "."  # the checkpoint of files outside of folders
+ARCHIVE: Final = ".archive"  # the name under which a job has its uploaded archive
 UNFINISHED: Final = ".bdn-open"  # a job creates this file while it still writes
 CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -32,6 +33,11 @@ LONGEST_NAME: Final = 4096  # characters of a base model
 def is_looked_at(name: str) -> bool:
     """Whether a file or folder directly below the checkpoint directory counts: temporary and hidden ones do not."""
     return not (name.startswith((".", "tmp-")) or name.endswith(".tmp"))
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the name is not a checkpoint's: jobs cannot push it, and lists and ``latest`` leave it out."""
+    return name.startswith(".") and name != LOOSE
 
 
 def place_of(path: str) -> tuple[str, str] | None:

@@ -9,18 +9,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 import bdn
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
-from bdn.mirror.db import agents, chunks, damaged, mirrors
+from bdn.core.training.states import Status
+from bdn.mirror.db import agents, chunks, damaged, mirrors, training
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.waiting import SharedRead, ThreadRead
 
 PROBE_SECONDS = 5.0
+_PHASES: Final = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 6 * 3600, 86400)  # seconds
 _SUMMED_PER_SECOND: Final = 50_000  # chunks: the sum over a million is read again after 20 s
 
 
@@ -56,8 +58,20 @@ class Metrics:
         self._stored = gauge("bdn_mirror_stored_bytes", "Bytes of these chunks")
         self._quarantined = gauge("bdn_mirror_quarantined_files", "Files that upstreams sent with wrong content")
         self._agents = gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
+        self._jobs = gauge("bdn_training_jobs", "Training jobs by status", ["status"])
+        self._phases = Histogram(
+            "bdn_training_phase_seconds",
+            "Seconds that training jobs were in a status",
+            ["phase"],
+            buckets=_PHASES,
+            registry=self.registry,
+        )
         info = gauge("bdn_mirror_build_info", "The running version", ["version"])
         info.labels(bdn.__version__).set(1)
+
+    def note_phase(self, status: str, seconds: float) -> None:
+        """A training job has left this status."""
+        self._phases.labels(status).observe(max(0.0, seconds))
 
     async def render(self) -> bytes:
         """The exposition text.
@@ -77,8 +91,11 @@ class Metrics:
             wrong = await damaged.count(session)
             newest = await damaged.scrub_state(session)
             given_up = await mirrors.count_restorable(session)
+            jobs = await training.count_by_status(session)
         for status in ("PENDING", "SYNCING", "READY", "FAILED", "CANCELED"):
             self._mirrors.labels(status).set(by_status.get(status, 0))
+        for job_status in get_args(Status):
+            self._jobs.labels(job_status).set(jobs.get(job_status, 0))
         self._chunks.set(self._totals[0])
         self._stored.set(self._totals[1])
         self._quarantined.set(quarantined)

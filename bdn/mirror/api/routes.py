@@ -39,6 +39,9 @@ from bdn.mirror.api.graphql import graphql_router
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
 from bdn.mirror.api.v1 import v1_router
+from bdn.mirror.api.runs import runs_router
+from bdn.mirror.api.training import training_router
+from bdn.mirror.api.uploads import uploads_router
 from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
@@ -201,6 +204,9 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     caches_router,
     v1_router,
     graphql_router,
+    training_router,
+    runs_router,
+    uploads_router,
     control_router,
     events_router,
     secrets_router,

@@ -143,19 +143,6 @@ class ClientApi:
         return StorageSeries()
 
 
-class NoTraining:
-    """A mirror that runs no jobs."""
-
-    async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:  # noqa: ARG002
-        raise NotFoundError(f"training job {job_id!r}")
-
-    async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:  # noqa: ARG002
-        return {}
-
-    async def capacities(self) -> Sequence[NodeCapacity]:
-        return []
-
-
 _Api = Annotated[ClientApi, provided(ClientApi)]
 _Id = Annotated[str, Path(min_length=1, max_length=256, pattern=TEXT)]
 _Offset = Annotated[int, Query(ge=0, lt=2**53)]

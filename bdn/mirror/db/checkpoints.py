@@ -6,6 +6,7 @@ The set of a push refers to its chunks. An identity records for the team's next 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from sqlalchemy import Select, delete, exists, select
 from sqlalchemy.orm import defer
@@ -15,13 +16,14 @@ from bdn.core.errors import NotFoundError, RevisionNotFoundError, SourceNotFound
 from bdn.core.source.upstream import Identity
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.store import scope_of
-from bdn.core.training.checkpoints import by_number
+from bdn.core.training.checkpoints import ARCHIVE, by_number
 from bdn.mirror.db import chunks, identities, manifests, mirrors, projects
 from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, select_in
 from bdn.mirror.db.identities import Known
 from bdn.mirror.db.tables import (
     CheckpointRow,
     ChunkRow,
+    Json,
     ManifestRow,
     MirrorRow,
     MirrorSourceRow,
@@ -64,12 +66,16 @@ async def listed(
     project: str | None = None,
     job: str | None = None,
     with_details: bool = True,
+    with_archives: bool = False,
 ) -> list[CheckpointState]:
     """Checkpoints of an organisation or a team, of a project by name or id, of a job; in no order.
 
-    Evicted and collected ones are left out. Raises ``InvalidRequestError`` if several projects have the name.
+    Evicted and collected ones are left out. ``with_archives``: also what has a reserved name. Raises
+    ``InvalidRequestError`` if several projects have the name.
     """
     query = _states(organisation, team).where(exists().where(ManifestRow.digest == CheckpointRow.manifest))
+    if not with_archives:
+        query = query.where(projects.is_shown())
     if not with_details:  # 64 KiB each
         query = query.options(defer(CheckpointRow.details, raiseload=True))
     if project is not None:
@@ -100,7 +106,15 @@ async def found(
         RevisionNotFoundError: the checkpoint exists, but not of this rank.
         InvalidRequestError: several teams have a project of this name.
     """
-    known = await listed(session, organisation, team, project=uri.project, job=uri.job, with_details=False)
+    known = await listed(
+        session,
+        organisation,
+        team,
+        project=uri.project,
+        job=uri.job,
+        with_details=False,
+        with_archives=uri.checkpoint is not None,
+    )
     named = [one for one in known if uri.checkpoint in (None, one.row.name)]
     if not named:
         raise SourceNotFoundError(str(uri), "no such checkpoint was pushed, or it was deleted")
@@ -171,13 +185,25 @@ async def record(session: WriteSession, whose: PushScope, sizes: Mapping[Digest,
     await identities.record(session, known)
 
 
-async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: Mapping[str, object]) -> str | None:
+class Version(TypedDict):
+    """What one push commits: columns of a ``CheckpointRow``."""
+
+    mirror: str
+    manifest: str
+    created_at: float
+    committed_at: float
+    files_total: int
+    bytes_total: int
+    is_loadable: bool
+    details: Json
+
+
+async def put(session: WriteSession, whose: PushScope, uri: CheckpointUri, row: Version) -> str | None:
     """Record a checkpoint, or its next version, which keeps the time of the first.
 
     Returns the push of the previous version.
     """
-    now = float(str(row["committed_at"]))
-    project = await projects.project(session, whose.organisation, whose.team, uri.project, now)
+    project = await projects.project(session, whose.organisation, whose.team, uri.project, row["committed_at"])
     key = {"project": project.id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
     query = select(CheckpointRow).filter_by(**key).with_for_update()
     known = (await session.execute(query)).scalar()
@@ -209,6 +235,13 @@ async def committed(
     named = {"project": project.id, "job": uri.job, "name": uri.checkpoint, "rank": uri.rank}
     found = await session.execute(select(CheckpointRow.mirror, CheckpointRow.committed_at).filter_by(**named))
     return None if (row := found.one_or_none()) is None else (row.mirror, row.committed_at)
+
+
+async def archive(session: ReadSession, project_id: str, job: str) -> tuple[CheckpointRow, ProjectRow] | None:
+    query = select(CheckpointRow, ProjectRow).join(ProjectRow, ProjectRow.id == CheckpointRow.project)
+    query = query.where(CheckpointRow.project == project_id, CheckpointRow.job == job, CheckpointRow.name == ARCHIVE)
+    found = (await session.execute(query)).one_or_none()
+    return None if found is None else (found[0], found[1])
 
 
 async def pushed(
@@ -251,12 +284,12 @@ async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
 
 
 async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri, set_id: int) -> int:
-    """Bytes of the distinct chunks of all checkpoints of an organisation, if this checkpoint had this set's chunks."""
+    """Bytes of the distinct chunks of all checkpoints and archives, if this checkpoint had this set's chunks."""
     known = await projects.find(session, whose.organisation, uri.project, whose.team)
     replaced = (known and known.id, uri.job, uri.checkpoint, uri.rank)
     others = [
         one.row.manifest
-        for one in await listed(session, whose.organisation, with_details=False)
+        for one in await listed(session, whose.organisation, with_details=False, with_archives=True)
         if (one.row.project, one.row.job, one.row.name, one.row.rank) != replaced
     ]
     sets = await manifests.set_ids(session, sorted(set(others)))
@@ -264,6 +297,7 @@ async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri,
 
 
 async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:
-    """Some checkpoints that were committed before then, oldest first."""
-    query = select(CheckpointRow).where(CheckpointRow.committed_at < before).order_by(CheckpointRow.committed_at)
+    """Some checkpoints that were committed before then, oldest first. An archive is kept as long as its job."""
+    query = select(CheckpointRow).where(CheckpointRow.committed_at < before, projects.is_shown())
+    query = query.order_by(CheckpointRow.committed_at)
     return list((await session.execute(query.limit(100))).scalars())

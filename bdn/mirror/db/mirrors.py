@@ -52,6 +52,7 @@ from bdn.mirror.db.waiting import NEW_WORK, cancel_topic
 
 RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that a caller without a team requested
+PUSH_MOUNT: Final = "/checkpoint"  # in the grant of a push itself
 PUSHED: Final = "push"  # claims a mirror whose bytes its caller sends: see ``bdn.mirror.jobs.pushes``
 # A column, or a parameter of the statement.
 _Name = InstrumentedAttribute[str] | InstrumentedAttribute[str | None] | BindParameter[str]
@@ -676,11 +677,26 @@ async def add_transferred(session: WriteSession, mirror_id: str, size: int) -> N
     tell(session, mirror_id)
 
 
+async def transferred(session: ReadSession, mirror_id: str) -> int:
+    """The number of bytes that a push received."""
+    query = select(MirrorSourceRow.bytes_transferred).where(
+        MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.position == 0
+    )
+    return (await session.execute(query)).scalar_one()
+
+
+async def name_upload(session: WriteSession, mirror_id: str, source: str, team: str) -> None:
+    """Make an upload the push of this source, in a project of this team."""
+    row = update(MirrorRow).where(MirrorRow.id == mirror_id)
+    await session.execute(row.values(request_key=push_key(source, team), team=team))
+    request = {"source": source, "mount_location": PUSH_MOUNT}
+    await update_source(session, mirror_id, 0, source=source, request=request)
+
+
 async def end_push(session: WriteSession, mirror_id: str, *, now: float, bytes_total: int, **values: Any) -> int:  # noqa: ANN401
     """Set the push READY, with these values of its source. Returns the number of bytes received."""
-    query = select(MirrorSourceRow.bytes_transferred).where(MirrorSourceRow.mirror_id == mirror_id)
-    transferred = (await session.execute(query)).scalar_one()
-    reused = max(0, bytes_total - transferred)
+    sent = await transferred(session, mirror_id)
+    reused = max(0, bytes_total - sent)
     await update_source(session, mirror_id, 0, status="READY", bytes_total=bytes_total, bytes_reused=reused, **values)
     await finish(session, mirror_id, "READY", now=now)
-    return transferred
+    return sent

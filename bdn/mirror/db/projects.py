@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select
 from sqlalchemy.orm import aliased
 
 from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.training.checkpoints import LOOSE
 from bdn.mirror.db.database import ReadSession, WriteSession, insert_new
 from bdn.mirror.db.tables import CheckpointRow, ManifestRow, ProjectRow, TeamRow
 from bdn.wire.access_schema import DEFAULT_TEAM
@@ -114,15 +115,20 @@ def is_hidden() -> ColumnElement[bool]:
     return and_(ProjectRow.team != DEFAULT_TEAM, exists(of_others))
 
 
+def is_shown() -> ColumnElement[bool]:
+    """Whether a ``CheckpointRow`` is a checkpoint to its users: see ``is_reserved``."""
+    return or_(CheckpointRow.name == LOOSE, ~CheckpointRow.name.startswith("."))
+
+
 async def listed(
     session: ReadSession, organisation: str, team: str | None = None, project_id: str | None = None
 ) -> list[ProjectState]:
-    """Projects, oldest first, or this one. Checkpoints that were evicted and collected do not count."""
+    """Projects, oldest first, or this one. Archives, and checkpoints that were evicted and collected, do not count."""
     is_held = exists().where(ManifestRow.digest == CheckpointRow.manifest)
     counted = func.count(CheckpointRow.id), func.coalesce(func.sum(CheckpointRow.bytes_total), 0)
     query = (
         select(ProjectRow, *counted)
-        .outerjoin(CheckpointRow, and_(CheckpointRow.project == ProjectRow.id, is_held))
+        .outerjoin(CheckpointRow, and_(CheckpointRow.project == ProjectRow.id, is_held, is_shown()))
         .where(ProjectRow.organisation == organisation)
         .group_by(ProjectRow.id)
         .order_by(ProjectRow.created_at, ProjectRow.id)
@@ -135,9 +141,15 @@ async def listed(
 
 
 async def checkpoints_of(session: ReadSession, project_id: str, limit: int) -> Sequence[CheckpointRow]:
-    """Some checkpoints of a project, including those whose manifest was evicted and collected."""
+    """Some checkpoints and archives of a project, including those whose manifest was evicted and collected."""
     query = select(CheckpointRow).where(CheckpointRow.project == project_id).order_by(CheckpointRow.id).limit(limit)
     return (await session.execute(query)).scalars().all()
+
+
+async def pushed_by(session: ReadSession, project_id: str, job: str) -> Sequence[CheckpointRow]:
+    """All that a job of the project pushed, including those whose manifest was evicted and collected."""
+    query = select(CheckpointRow).where(CheckpointRow.project == project_id, CheckpointRow.job == job)
+    return (await session.execute(query.order_by(CheckpointRow.id))).scalars().all()
 
 
 async def forget(session: WriteSession, project_id: str) -> None:

@@ -194,9 +194,10 @@ class AgentRow(Base):
     ``joined_at`` is null while the agent is not a member of its cluster; ``left_at`` is set if that is because it
     announced its departure. ``holdings_digest`` is the agent's own name for the content of ``holdings``, null if it
     gave none; ``manifests`` is their number. ``unsynced_bytes`` counts checkpoints that exist only in the agent's job
-    volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``replaced`` names
-    the agent that reported as this node before, until ``replaced_at``; if that agent reports again, two agents have one
-    name, which is assumed until ``disputed_at``.
+    volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``capacity`` is a
+    ``NodeCapacity``, null if the agent runs no training jobs. ``replaced`` names the agent that reported as this node
+    before, until ``replaced_at``; if that agent reports again, two agents have one name, which is assumed until
+    ``disputed_at``.
     """
 
     __tablename__ = "agents"
@@ -212,6 +213,7 @@ class AgentRow(Base):
     holdings_digest: Mapped[str | None] = mapped_column(String(64))
     unsynced_bytes: Mapped[int] = mapped_column(default=0)
     caches: Mapped[list[Any] | None]
+    capacity: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]
     left_at: Mapped[float | None]
@@ -390,6 +392,67 @@ class CacheDirectoryRow(Base):
     size_bytes: Mapped[int | None]
     files: Mapped[int | None]
     packed: Mapped[str | None]
+
+
+class TrainingJobRow(Base):
+    """A training job. ``request`` is a ``TrainingJobSpec``, which names secrets and holds no value of one.
+
+    ``status`` is a ``Status`` of ``bdn.core.training.states``, entered at ``since``; ``ending_at`` is when its end was
+    requested (``is_stopping``) or decided (``failure``). ``requester_team`` is the team of the token that created it,
+    null without one: the job's mirror reads in its name. ``extras`` are sources beside the weights (``ExtraSource``),
+    ``ranks`` the placement with what agents reported of it (``RankRecord``). A worker claims the row while it prepares
+    the job; the claim of a dead worker expires.
+    """
+
+    __tablename__ = "training_jobs"
+    __table_args__ = (
+        Index("ix_training_jobs_newest", "organisation", "created_at", "id"),
+        Index("ix_training_jobs_of_project", "project", "number"),
+    )
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    requester_team: Mapped[str | None] = mapped_column(String(128))
+    project: Mapped[str] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    name: Mapped[str] = mapped_column(String(256))
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    since: Mapped[float]
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    ending_at: Mapped[float | None]
+    is_stopping: Mapped[bool] = mapped_column(default=False)
+    failure: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    waiting_for: Mapped[str | None]
+    priority: Mapped[int]
+    availability_model: Mapped[str] = mapped_column(String(256))
+    request: Mapped[Json]
+    extras: Mapped[list[Any]]
+    mirror_id: Mapped[str | None] = mapped_column(String(64))
+    cluster: Mapped[str | None] = mapped_column(String(256))
+    ranks: Mapped[list[Any]]
+    claimed_by: Mapped[str | None] = mapped_column(String(256))
+    claim_expires_at: Mapped[float | None]
+
+
+class TrainingLogRow(Base):
+    """A batch of lines of a job's log, as an agent sent it: ``seq`` of ``rank``. Negative ranks are the mirror's own.
+
+    ``packed`` is what ``bdn.mirror.db.training.pack`` makes of the lines. ``first_ns`` and ``last_ns`` are their times
+    since the epoch, ``size`` their bytes before packing.
+    """
+
+    __tablename__ = "training_logs"
+    __table_args__ = (Index("ix_training_logs_times", "job", "last_ns"),)
+
+    job: Mapped[str] = mapped_column(ForeignKey("training_jobs.id", ondelete="CASCADE"), primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    first_ns: Mapped[int]
+    last_ns: Mapped[int]
+    lines: Mapped[int]
+    size: Mapped[int]
+    packed: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class TombstoneRow(Base):

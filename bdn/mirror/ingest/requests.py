@@ -63,15 +63,19 @@ class MirrorRequests:
 
         ``LimitExceededError``: its grant would be too long.
         """
-        self._check_grant(sources, organisation, team)
-        for source in sources:
-            self.surveyor.check(source, organisation)
+        self.check(sources, organisation, team)
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         asked = bodies if team is None else [team, *bodies]
         request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex
         request = partial(self._request, bodies, organisation, team, request_key)
         # Of a thousand equal concurrent requests, two query the database.
         return await self.asked.of((request_key, organisation, team), request).get()
+
+    def check(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> None:
+        """Reject what could never be mirrored or read. Raises ``CallerError``."""
+        self._check_grant(sources, organisation, team)
+        for source in sources:
+            self.surveyor.check(source, organisation)
 
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""

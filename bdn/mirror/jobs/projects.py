@@ -128,6 +128,11 @@ class Projects:
         gone = await checkpoints.remove(session, row)
         await events.record(session, self.database.now(), gone_events(row.organisation, str(state.uri), gone, why))
 
+    async def forget_job(self, session: WriteSession, project: ProjectRow, job: str) -> None:
+        """Delete all that a job pushed, in the transaction that deletes the job."""
+        for row in await projects.pushed_by(session, project.id, job):
+            await self._forget(session, CheckpointState(row, project, project.name), "its job was deleted")
+
     async def expire(self, keep_seconds: float) -> None:
         """Delete some checkpoints that were committed more than ``keep_seconds`` ago."""
         async with self.database.read() as session:

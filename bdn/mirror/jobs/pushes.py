@@ -4,6 +4,8 @@ A push is a running mirror without a worker, so it is listed, counted and cancel
 it while its client makes calls. After ``GIVEN_UP_SECONDS`` without a call a worker claims it, and it fails. The set of
 a push refers to the chunks that were sent and to those that need not be sent. A commit makes another set, of the chunks
 that it names. Sent chunks without references are collected; until then the team's next push finds them.
+
+An upload (``bdn.mirror.jobs.archives``) is a push that gets its name and team with its commit.
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from bdn.core.errors import (
     Fact,
     InvalidRequestError,
     InvalidSourceError,
+    LimitExceededError,
     NotFoundError,
     QuotaExceededError,
     single_error,
@@ -32,15 +35,15 @@ from bdn.core.errors import (
 from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore
-from bdn.core.training.checkpoints import is_loadable
+from bdn.core.training.checkpoints import is_loadable, is_reserved
 from bdn.mirror.access.access import Access, NotPermittedError, PushAccess
 from bdn.mirror.chunks.writer import SetWriter, put_manifest
 from bdn.mirror.db import checkpoints, chunks, events, manifests, mirrors, projects
-from bdn.mirror.db.checkpoints import PushScope
+from bdn.mirror.db.checkpoints import PushScope, Version
 from bdn.mirror.db.chunks import SetEndedError
 from bdn.mirror.db.database import Database, WriteSession, batches
 from bdn.mirror.db.manifests import DocumentDamagedError
-from bdn.mirror.db.mirrors import PUSHED
+from bdn.mirror.db.mirrors import PUSH_MOUNT, PUSHED
 from bdn.mirror.db.tables import MirrorRow
 from bdn.mirror.db.waiting import answer_of
 from bdn.mirror.ingest.requests import MirrorRequests
@@ -52,6 +55,7 @@ from bdn.wire.access_schema import DEFAULT_TEAM
 from bdn.wire.grants import PushGrant
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import (
+    CheckpointDetails,
     CommitRequest,
     CommittedPush,
     Push,
@@ -62,7 +66,8 @@ from bdn.wire.shapes import body_of, moment
 
 _Answer = TypeVar("_Answer")
 GIVEN_UP_SECONDS: Final = 3600.0
-_MOUNT: Final = "/checkpoint"  # in the grant of the push itself
+UPLOAD_BYTES: Final = 5 * 1024**3  # of one upload
+_UPLOAD: Final = "upload:"  # the source of a push without a name, before its id
 _NAMED_MISSING: Final = 10
 _KNOWN: Final = 10_000  # pushes in ``_owned``
 _CHUNKS_AT_ONCE: Final = 2000  # of one transaction
@@ -79,6 +84,15 @@ def _named(source: str) -> CheckpointUri:
     return uri
 
 
+def is_upload(source: str) -> bool:
+    """Whether the source of a mirror is an upload's."""
+    return source.startswith(_UPLOAD)
+
+
+def new_push_id() -> str:
+    return f"mir_{secrets.token_hex(12)}"
+
+
 def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
     """Why a push accepts no more calls: its quota failure, repeated to each call; otherwise ``NotFoundError``."""
     error = row.error if row else None
@@ -88,23 +102,40 @@ def _ended(push_id: str, row: MirrorRow | None = None) -> BdnError:
 
 
 @dataclass(eq=False, slots=True)
-class _Owned:
-    """An open push: the scope of its project, its checkpoint, and its set.
+class OpenPush:
+    """An open push: the scope of its project, its checkpoint (None: an upload), and its set.
 
     ``admitted`` counts the bytes of chunks before they are stored.
     """
 
     id: str
     scope: PushScope
-    uri: CheckpointUri
+    uri: CheckpointUri | None
     writer: SetWriter
     admitted: Batched[tuple[Digest, int], int] = field(init=False)
+
+    @property
+    def name(self) -> CheckpointUri:
+        """Raises ``NotFoundError`` for an upload."""
+        if self.uri is None:
+            raise _ended(self.id)
+        return self.uri
 
     def is_of(self, pusher: PushAccess | None) -> bool:
         """Whether it belongs to the pusher's organisation and team; always for None."""
         return pusher is None or (
             pusher.organisation == self.scope.organisation and pusher.team in (None, self.scope.team)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a push becomes: the checkpoint ``uri`` of these files, in a project of the scope's team."""
+
+    scope: PushScope
+    uri: CheckpointUri
+    files: Sequence[PlacedFile]
+    details: CheckpointDetails = field(default_factory=CheckpointDetails)
 
 
 @dataclass
@@ -121,7 +152,7 @@ class Pushes:
     threads: Executor  # read and write the store
     limit_files: int
     limit_bytes: int | None
-    _owned: dict[str, _Owned] = field(default_factory=dict)
+    _owned: dict[str, OpenPush] = field(default_factory=dict)
 
     async def begin(self, source: str, pusher: PushAccess, data_port: int | None) -> Push:
         """Begin a push, or return the open push of the same checkpoint.
@@ -129,12 +160,13 @@ class Pushes:
         Raises:
             NotPermittedError: the bearer's grant is for other checkpoints.
             InvalidSourceError, InvalidRequestError: the source is not one checkpoint of one job, or not of one team's
-                project.
+                project; or its name is reserved.
         """
         uri, organisation = _named(source), pusher.organisation
+        if is_reserved(uri.checkpoint or ""):
+            raise InvalidSourceError(source, "the name of a checkpoint must not begin with a dot")
         if not pusher.may_push(uri):
             raise NotPermittedError(f"this grant is limited to checkpoints of {pusher.grant and pusher.grant.job}")
-        request = {"source": str(uri), "mount_location": _MOUNT}
         while True:
             async with self.database.read() as session:
                 project = await projects.find(session, organisation, uri.project, pusher.team)
@@ -143,20 +175,31 @@ class Pushes:
                 push_id = await mirrors.running(session, organisation, key)
             if push_id is not None:
                 break
-            fresh = f"mir_{secrets.token_hex(12)}"
+            fresh = new_push_id()
             try:
-                async with self.database.write() as session:
-                    now = self.database.now()
-                    await mirrors.insert(session, fresh, organisation, key, [request], now=now, team=team)
-                    await mirrors.begin_push(session, fresh, now, now + GIVEN_UP_SECONDS)
+                await self._begin(fresh, str(uri), organisation, team)
             except IntegrityError:
                 continue  # another request was faster
             push_id = fresh
-        push = await self._get(push_id, pusher)
+        push = await self.get(push_id, pusher)
         async with self.database.write() as session:
-            await self._go_on(session, push)
+            await self.renew(session, push)
         expires_at = moment(self.database.now() + GIVEN_UP_SECONDS)
         return Push(push_id=push_id, expires_at=expires_at, data_port=data_port)
+
+    async def begin_upload(self, organisation: str, team: str | None) -> str:
+        """Begin a push without a name. Returns its id."""
+        push_id = new_push_id()
+        await self._begin(push_id, f"{_UPLOAD}{push_id}", organisation, team or mirrors.OF_ALL)
+        return push_id
+
+    async def _begin(self, push_id: str, source: str, organisation: str, team: str) -> None:
+        """Raises ``IntegrityError`` if a push of the same source is open."""
+        request, key = {"source": source, "mount_location": PUSH_MOUNT}, mirrors.push_key(source, team)
+        async with self.database.write() as session:
+            now = self.database.now()
+            await mirrors.insert(session, push_id, organisation, key, [request], now=now, team=team)
+            await mirrors.begin_push(session, push_id, now, now + GIVEN_UP_SECONDS)
 
     async def committed(self, source: str, pusher: PushAccess) -> CommittedPush:
         """The push of a checkpoint's newest version, if this pusher may push the checkpoint. Raises ``NotFoundError``."""
@@ -174,12 +217,12 @@ class Pushes:
         The push now refers to all other chunks, which its team pushed or the pusher may read. A chunk of another team
         is reported as missing, like a chunk that does not exist.
         """
-        push = await self._get(push_id, pusher)
+        push = await self.get(push_id, pusher)
         set_id, teams = push.writer.set_id, _counted_on(pusher, push.scope)
         async with self.database.read() as session:
             known = await checkpoints.known_chunks(session, push.scope, set_id, teams, wanted)
         async with self.database.write() as session:
-            await self._go_on(session, push)
+            await self.renew(session, push)
             held = await chunks.of(session, chunks.hold, set_id, known)
         return [chunk for chunk in dict.fromkeys(wanted) if chunk not in held]
 
@@ -189,7 +232,7 @@ class Pushes:
         ``NotFoundError``: a foreign push, or an ended one.
         """
         pusher = await self.access.pusher(bearer)
-        return (await self._get(push_id, None if pusher.is_operator else pusher)).scope.organisation
+        return (await self.get(push_id, None if pusher.is_operator else pusher)).scope.organisation
 
     async def admit(self, push_id: str, chunk: Digest, size: int) -> tuple[SetWriter, int]:
         """Count a chunk that arrived whole, before it is stored. Returns the writer for it, and the counted bytes.
@@ -197,7 +240,7 @@ class Pushes:
         Raises ``QuotaExceededError`` if it exceeds the organisation's limit of uncommitted bytes. The push then fails,
         which frees its bytes for other pushes.
         """
-        push = await self._get(push_id, None)
+        push = await self.get(push_id, None)
         try:
             return push.writer, await push.admitted.of((chunk, size))
         except QuotaExceededError as error:
@@ -208,17 +251,19 @@ class Pushes:
             self._forget(push)
             raise
 
-    async def _admit(self, push: _Owned, came: Sequence[tuple[Digest, int]]) -> list[int]:
+    async def _admit(self, push: OpenPush, came: Sequence[tuple[Digest, int]]) -> list[int]:
         async with self.database.write() as session:
             limit, uncommitted = self.limit_bytes, 0
             if limit is not None:
                 uncommitted = await mirrors.hold_uncommitted(session, push.scope.organisation)
-            await self._go_on(session, push)
+            await self.renew(session, push)
             stored = await chunks.of(session, chunks.stored, [digest for digest, _ in came], [push.writer.set_id])
             sizes = {digest: size for digest, size in came if digest not in stored}
             more = sum(sizes.values())
             if more and limit is not None and uncommitted + more > limit:
                 raise QuotaExceededError(uncommitted + more, limit)
+            if push.uri is None and (total := await mirrors.transferred(session, push.id) + more) > UPLOAD_BYTES:
+                raise LimitExceededError("bytes of the upload", total, UPLOAD_BYTES)
             await mirrors.add_transferred(session, push.id, more)
             await checkpoints.record(session, push.scope, sizes)
         return [sizes.pop(digest, 0) for digest, _ in came]
@@ -250,38 +295,42 @@ class Pushes:
         is_reader = pusher.grant is None or is_agent
         if (done := await self._committed(push_id, pusher, files)) is not None:
             return done if is_reader else _unreadable(done)
-        push = await self._get(push_id, pusher)
+        push = await self.get(push_id, pusher)
+        await self.publish(push, Commit(push.scope, push.name, files, request.details))
+        done = await self.requests.get(push_id, pusher.organisation, pusher.team)
+        return done if is_reader else _unreadable(done)
+
+    async def publish(self, push: OpenPush, commit: Commit) -> None:
+        """Make the checkpoint visible, and end the push. Raises like ``commit``."""
         owner = f"{push.id}/{secrets.token_hex(6)}"  # of this commit: two concurrent commits of one push have two
         async with self.database.write() as session:
-            await self._go_on(session, push)
+            await self.renew(session, push)
             set_id = await chunks.of(session, chunks.begin, owner)
         try:
-            await self._hold(push, set_id, await self._in_thread(chunk_sizes, files))
-            await self._check_slabs(files)
-            writer = SetWriter(self.database, self.store, set_id, push.scope.organisation)
-            root = await self._in_thread(put_manifest, files, writer.put)
-            await self._check_quota(push, set_id)
-            await self._publish(push, set_id, root, request)
+            await self._hold(push, set_id, await self._in_thread(chunk_sizes, commit.files))
+            await self._check_slabs(commit.files)
+            writer = SetWriter(self.database, self.store, set_id, commit.scope.organisation)
+            root = await self._in_thread(put_manifest, commit.files, writer.put)
+            await self._check_quota(commit, set_id)
+            await self._publish(push, commit, set_id, root)
         except SetEndedError:
             raise await self.why_ended(push.id) from None
         finally:
             async with self.database.write() as session:
                 await chunks.of(session, chunks.end_of, owner, self.database.now())  # no-op once published
-        done = await self.requests.get(push_id, pusher.organisation, pusher.team)
-        return done if is_reader else _unreadable(done)
 
     async def _committed(self, push_id: str, pusher: PushAccess, files: Sequence[PlacedFile]) -> Mirror | None:
         """The push, if it has become exactly this checkpoint."""
         with suppress(NotFoundError):
             done = await self.requests.get(push_id, pusher.organisation, pusher.team)
-            for part in done.sources[:1]:
+            for part in done.sources[:1] if done.status == "READY" else ():
                 uri = parse_source(part.source)
                 is_theirs = isinstance(uri, CheckpointUri) and pusher.may_push(uri)
-                if is_theirs and done.status == "READY" and part.manifest == await self._in_thread(_manifest_of, files):
+                if is_theirs and part.manifest == await self._in_thread(_manifest_of, files):
                     return done
         return None
 
-    async def _hold(self, push: _Owned, set_id: int, sizes: Mapping[Digest, int]) -> None:
+    async def _hold(self, push: OpenPush, set_id: int, sizes: Mapping[Digest, int]) -> None:
         """Make the commit's set refer to these chunks of the push.
 
         Raises ``ChunksMissingError``, ``InvalidRequestError``.
@@ -289,7 +338,7 @@ class Pushes:
         missing: list[Digest] = []
         for some in batches(list(sizes), _CHUNKS_AT_ONCE):
             async with self.database.write() as session:
-                await self._go_on(session, push)
+                await self.renew(session, push)
                 sent = await chunks.of(session, chunks.stored, some, [push.writer.set_id])
                 held = await chunks.of(session, chunks.hold, set_id, sent)
             missing += [digest for digest in some if digest not in held]
@@ -320,57 +369,68 @@ class Pushes:
                 for _ in range(min(_SLABS_AT_ONCE, len(slabs))):
                     group.create_task(work())
 
-    async def _check_quota(self, push: _Owned, set_id: int) -> None:
+    async def _check_quota(self, commit: Commit, set_id: int) -> None:
         if self.limit_bytes is None:
             return
         async with self.database.read() as session:
-            needed = await checkpoints.bytes_with(session, push.scope, push.uri, set_id)
+            needed = await checkpoints.bytes_with(session, commit.scope, commit.uri, set_id)
         if needed > self.limit_bytes:
             raise QuotaExceededError(needed, self.limit_bytes)
 
     async def _in_thread(self, work: Callable[..., _Answer], *given: object) -> _Answer:
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *given))
 
-    async def _publish(self, push: _Owned, set_id: int, root: Root, request: CommitRequest) -> None:
-        organisation, name = push.scope.organisation, root.digest.hex
+    async def _publish(self, push: OpenPush, commit: Commit, set_id: int, root: Root) -> None:
         async with self.database.write() as session:
-            await self._go_on(session, push)
+            await self.renew(session, push)
             now = self.database.now()
             await manifests.publish(session, set_id, root, now)
-            await mirrors.lift_tombstone(session, organisation, name)
-            before = await checkpoints.put(session, push.scope, push.uri, _row(push, root, request, now))
-            transferred = await mirrors.end_push(
-                session,
-                push.id,
-                now=now,
-                manifest=name,
-                resolved_revision=f"{push.uri.job}/{push.uri.checkpoint}",
-                files_total=root.files_total,
-                bytes_total=root.bytes_total,
-            )
-            facts: dict[str, Fact] = {
-                "mirror": push.id,
-                "source": str(push.uri),
-                "files": root.files_total,
-                "transferred": transferred,
-                "reused": max(0, root.bytes_total - transferred),
-            }
-            told = [events.event_of("pushed", facts, name, organisation=organisation)]
-            if before is not None and before != push.id:
-                gone = await checkpoints.drop_push(session, before)
-                told += gone_events(organisation, str(push.uri), gone, "replaced")
-            await events.record(session, now, told)
+            if push.uri is None:
+                if not await projects.lock(session, commit.uri.project):  # ``record`` would create it
+                    raise NotFoundError(f"project {commit.uri.project}")
+                await mirrors.name_upload(session, push.id, str(commit.uri), commit.scope.team)
+            await self.record(session, commit.scope, commit.uri, _version(push.id, commit, root, now))
+
+    async def record(self, session: WriteSession, scope: PushScope, uri: CheckpointUri, version: Version) -> None:
+        """Make this version of a checkpoint its newest, and the version's push READY. Its manifest is published."""
+        push_id, name, now = version["mirror"], version["manifest"], version["committed_at"]
+        files, size = version["files_total"], version["bytes_total"]
+        await mirrors.lift_tombstone(session, scope.organisation, name)
+        before = await checkpoints.put(session, scope, uri, version)
+        transferred = await mirrors.end_push(
+            session,
+            push_id,
+            now=now,
+            manifest=name,
+            resolved_revision=f"{uri.job}/{uri.checkpoint}",
+            files_total=files,
+            bytes_total=size,
+        )
+        facts: dict[str, Fact] = {
+            "mirror": push_id,
+            "source": str(uri),
+            "files": files,
+            "transferred": transferred,
+            "reused": max(0, size - transferred),
+        }
+        told = [events.event_of("pushed", facts, name, organisation=scope.organisation)]
+        if before is not None and before != push_id:
+            gone = await checkpoints.drop_push(session, before)
+            told += gone_events(scope.organisation, str(uri), gone, "replaced")
+        await events.record(session, now, told)
 
     async def forget(self, push_id: str, pusher: PushAccess) -> Mirror:
         """Cancel an open push. Its chunks are collected once nothing else refers to them."""
-        push = await self._get(push_id, pusher)
-        async with self.database.write() as session:
-            await mirrors.finish(session, push_id, "CANCELED", now=self.database.now())
-            await mirrors.release_claims(session, PUSHED, push_id)
-        self._forget(push)
+        await self.cancel(await self.get(push_id, pusher))
         return await self.requests.get(push_id, pusher.organisation, pusher.team)
 
-    async def _get(self, push_id: str, pusher: PushAccess | None) -> _Owned:
+    async def cancel(self, push: OpenPush) -> None:
+        async with self.database.write() as session:
+            await mirrors.finish(session, push.id, "CANCELED", now=self.database.now())
+            await mirrors.release_claims(session, PUSHED, push.id)
+        self._forget(push)
+
+    async def get(self, push_id: str, pusher: PushAccess | None) -> OpenPush:
         """An open push that ``pusher`` (None: any) may use, perhaps as cached. Raises ``NotFoundError``."""
         known = self._owned.get(push_id)
         # A foreign push is read from the database each time, like one that does not exist.
@@ -379,11 +439,11 @@ class Pushes:
             while len(self._owned) >= _KNOWN:
                 del self._owned[next(iter(self._owned))]
             known = self._owned.setdefault(push_id, known)
-        if pusher is not None and not pusher.may_push(known.uri):
+        if pusher is not None and not pusher.may_push(known.name):
             raise _ended(push_id)
         return known
 
-    async def _find(self, push_id: str, organisation: str | None, team: str | None) -> _Owned:
+    async def _find(self, push_id: str, organisation: str | None, team: str | None) -> OpenPush:
         try:
             async with self.database.read() as session:
                 state = await mirrors.get(session, push_id, organisation, team)
@@ -393,15 +453,16 @@ class Pushes:
         row = state.row
         if row.status != "SYNCING" or not mirrors.is_push(state) or set_id is None:
             raise _ended(push_id, row)
-        writer = SetWriter(self.database, self.store, set_id, row.organisation)
-        found = _Owned(push_id, PushScope(row.organisation, row.team), _named(state.sources[0].source), writer)
+        writer, source = SetWriter(self.database, self.store, set_id, row.organisation), state.sources[0].source
+        uri = None if is_upload(source) else _named(source)
+        found = OpenPush(push_id, PushScope(row.organisation, row.team), uri, writer)
         found.admitted = Batched(partial(self._admit, found), _CHUNKS_AT_ONCE)
         return found
 
-    def _forget(self, push: _Owned) -> None:
+    def _forget(self, push: OpenPush) -> None:
         self._owned.pop(push.id, None)
 
-    async def _go_on(self, session: WriteSession, push: _Owned) -> None:
+    async def renew(self, session: WriteSession, push: OpenPush) -> None:
         """Renew the claim of a push before writing in its name. ``NotFoundError``: the push has ended meanwhile."""
         if not await mirrors.renew_claim(session, push.id, PUSHED, self.database.now() + GIVEN_UP_SECONDS):
             self._forget(push)
@@ -443,17 +504,17 @@ def _manifest_of(files: Sequence[PlacedFile]) -> str:
     return str(writer.root.digest)
 
 
-def _row(push: _Owned, root: Root, request: CommitRequest, now: float) -> dict[str, object]:
-    details = request.details
+def _version(push_id: str, commit: Commit, root: Root, now: float) -> Version:
+    details = commit.details
     written_at = min(now, details.created_at.timestamp()) if details.created_at else now
     return {
-        "mirror": push.id,
+        "mirror": push_id,
         "manifest": root.digest.hex,
         "created_at": now,
         "committed_at": now,
         "files_total": root.files_total,
         "bytes_total": root.bytes_total,
-        "is_loadable": is_loadable(details.checkpoint_type, [file.path for file in request.files]),
+        "is_loadable": is_loadable(details.checkpoint_type, [file.path for file in commit.files]),
         "details": details.model_dump(mode="json", exclude={"created_at"}) | {"created_at": written_at},
     }
 

@@ -5,11 +5,11 @@ A member joins, leaves or falls silent; each change starts a new epoch of its cl
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError
 from bdn.mirror.db import agents
@@ -29,17 +29,33 @@ from bdn.wire.heartbeat_schema import (
     HeartbeatReply,
     HoldingsChange,
     MemberDocument,
+    Report,
 )
+from bdn.wire.run_schema import is_run
 from bdn.wire.shapes import Items, added, moment
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 15.0  # without heartbeats from any agent: the mirror, not the agents, was unreachable
-_SAID: Final = {"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes", "caches"}
+_SAID: Final = {"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes", "caches", "capacity"}
 _TOGETHER_SECONDS: Final = 1.0  # between batched writes of heartbeats, and between polls for other processes' commands
 
 _Members = tuple[int, list[MemberDocument]]  # the epoch and its members, in the order of their names
+
+
+class NodeRuns(Protocol):
+    """Commands to agents about runs of training jobs, and agents' reports of these."""
+
+    async def record(self, cluster: str, node: str, reports: Sequence[Report]) -> None: ...
+
+    async def commands(self, cluster: str, node: str, running: Collection[str]) -> list[Command]:
+        """Without the commands whose ids are in ``running``."""
+        ...
+
+    async def asked(self) -> Collection[Name]:
+        """The agents that have commands."""
+        ...
 
 
 @dataclass
@@ -53,6 +69,7 @@ class Membership:
 
     database: Database
     requests: OperationRequests
+    runs: NodeRuns
     events: Events
     clock: Callable[[], float]
     _epochs: SharedReads[str, int] = field(default_factory=lambda: SharedReads(LOOK_SECONDS))  # by cluster
@@ -75,7 +92,12 @@ class Membership:
         """Record an agent's state and reports. Replies once there is news for the agent, or its waiting time is over."""
         digest = await self._record(heartbeat)
         await self.events.record(heartbeat.cluster, heartbeat.node, heartbeat.events)
+        runs = [report for report in heartbeat.reports if is_run(report.id)]
+        if runs:
+            await self.runs.record(heartbeat.cluster, heartbeat.node, runs)
         for report in heartbeat.reports:
+            if is_run(report.id):
+                continue
             result = report.evict or report.prefetch or report.verify or report.remove_cache
             await self.requests.operations.answer(
                 report.id,
@@ -116,6 +138,7 @@ class Membership:
         commands: list[Command] = []
         if not heartbeat.leaving:
             commands = await self.requests.commands(heartbeat.cluster, heartbeat.node, running, heartbeat.volume_id)
+            commands += await self.runs.commands(heartbeat.cluster, heartbeat.node, running)
         are_others = heartbeat.epoch not in (None, epoch)
         return epoch, commands, bool(heartbeat.leaving or commands or are_others)
 
@@ -159,7 +182,7 @@ class Membership:
 
     async def _wake(self) -> None:
         """Wake held heartbeats that may have news: writes of another process do not wake them."""
-        asked = await self.requests.operations.asked()
+        asked = {*await self.requests.operations.asked(), *await self.runs.asked()}
         clusters = {heartbeat.cluster for heartbeat in self._waiting.values()}
         epochs = {cluster: await self._epoch(cluster).get() for cluster in clusters}
         for heartbeat in tuple(self._waiting.values()):

@@ -1,70 +1,126 @@
-"""Jobs and nodes as the routes of ``/v1`` beside those of jobs see them."""
+"""Training jobs against a mirror: a client that creates and reads them, and agents that report what a test tells them to."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import asyncio
+from typing import Any, Final
 
-from bdn.core.errors import NotFoundError
-from bdn.mirror.access.access import Caller
-from bdn.mirror.api.v1 import ClientApi
-from bdn.wire.run_schema import NodeCapacity
-from bdn.wire.training_schema import InstanceType, OwnFields, ProjectName, TrainingJob
-from tests.support.mirror.service import Json, MirrorUnderTest
+import httpx2
 
-_NOTHING = {"mirror_id": None, "cluster": None, "waiting_for": None, "stopping": False}
+from bdn.mirror.db import projects
+from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest
 
-
-@dataclass
-class FakeTraining:
-    jobs: list[TrainingJob] = field(default_factory=list)
-    nodes: list[NodeCapacity] = field(default_factory=list)
-
-    async def job(self, _: Caller, project_id: str, job_id: str) -> TrainingJob:
-        for one in self.jobs:
-            if (one.training_project_id, one.id) == (project_id, job_id):
-                return one
-        raise NotFoundError(f"training job {job_id!r}")
-
-    async def latest_jobs(self, _: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
-        known = [one for one in self.jobs if one.training_project_id in project_ids]
-        return {one.training_project_id: one for one in sorted(known, key=lambda one: one.created_at)}
-
-    async def capacities(self) -> Sequence[NodeCapacity]:
-        return self.nodes
-
-    def add(self, project: Json, job_id: str, **fields: object) -> TrainingJob:
-        """A job of a project, as ``/v1`` answered the project."""
-        at = {"created_at": "2026-11-28T05:30:00Z", "updated_at": "2026-11-28T05:31:00Z"}
-        made = TrainingJob.model_validate(
-            {
-                **at,
-                "id": job_id,
-                "name": job_id,
-                "current_status": "TRAINING_JOB_COMPLETED",
-                "error_message": None,
-                "instance_type": InstanceType(
-                    id="CPU:1", name="CPU:1", memory_limit_mib=0, millicpu_limit=0, gpu_count=0, gpu_type=None
-                ),
-                "node_count": 1,
-                "training_project_id": project["id"],
-                "training_project": ProjectName(id=project["id"], name=project["name"]),
-                "checkpoint_sync_status": None,
-                "priority": 0,
-                "availability_model": "dedicated",
-                "bdn": OwnFields.model_validate({**_NOTHING, "ranks": [], "slowest_rank": None}),
-                **fields,
-            }
-        )
-        self.jobs = [one for one in self.jobs if one.id != job_id] + [made]
-        return made
+CPUS: Final[Json] = {"gpu_type": None, "gpus": 0, "cpus": 8, "memory_bytes": 2**34, "slots": 1, "launcher": "bwrap"}
+TERMINAL: Final = {"COMPLETED", "FAILED", "DEPLOY_FAILED", "STOPPED"}
 
 
-def with_training(mirror: MirrorUnderTest) -> FakeTraining:
-    """The mirror's routes ask this one from now on."""
-    provided = mirror.service.api.state.provided
-    training = FakeTraining()
-    provided[ClientApi] = replace(provided[ClientApi], training=training)
-    return training
+def gpus(count: int, kind: str = "H200") -> Json:
+    return {**CPUS, "gpu_type": kind, "gpus": count}
 
 
-def node(gpu_type: str | None = None, gpus: int = 0, cpus: int = 16, gib: int = 64) -> NodeCapacity:
-    return NodeCapacity(gpu_type=gpu_type, gpus=gpus, cpus=cpus, memory_bytes=gib * 1024**3, slots=1, launcher="bwrap")
+def spec(*weights: Json, nodes: int = 1, **fields: Any) -> Json:
+    """A request; ``fields`` replace its parts."""
+    compute: Json = {"node_count": nodes, "cpu_count": 1, "memory": "2Gi", "accelerator": None}
+    runtime: Json = {"start_commands": ["python train.py"], "environment_variables": {}}
+    return {"compute": compute, "runtime": runtime, "weights": list(weights), "name": None, **fields}
+
+
+def runtime(**fields: Any) -> Json:
+    return {"start_commands": ["python train.py"], **fields}
+
+
+def accelerated(kind: str, count: int, nodes: int = 1) -> Json:
+    return {"node_count": nodes, "accelerator": {"accelerator": kind, "count": count}}
+
+
+class JobClient:
+    """Of one project."""
+
+    def __init__(self, mirror: MirrorUnderTest, project: str, headers: dict[str, str] | None = None) -> None:
+        self.mirror, self.project, self.headers = mirror, project, headers or {}
+
+    @classmethod
+    async def of(cls, mirror: MirrorUnderTest, name: str = "llama", team: str = "Default") -> "JobClient":
+        """A client of the project, which is created if there is none."""
+        database = mirror.service.requests.database
+        async with database.write() as session:
+            return cls(mirror, (await projects.project(session, "default", team, name, database.now())).id)
+
+    async def ask(self, method: str, job: str = "", body: Json | None = None, **params: Any) -> httpx2.Response:
+        """A call about a job, such as ``0123456789/stop``, or about all jobs."""
+        path = f"/v1/training_projects/{self.project}/jobs" + (f"/{job}" if job else "")
+        return await self.mirror.http.request(method, path, json=body, params=params, headers=self.headers)
+
+    async def create(self, request: Json) -> str:
+        answer = await self.ask("POST", body={"training_job": request})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["training_job"]["current_status"] == "TRAINING_JOB_CREATED"
+        return str(answer.json()["training_job"]["id"])
+
+    async def job(self, job: str) -> Json:
+        answer = await self.ask("GET", job)
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["training_job"])
+
+    async def status(self, job: str) -> str:
+        return str((await self.job(job))["current_status"]).removeprefix("TRAINING_JOB_")
+
+    async def reached(self, job: str, *statuses: str) -> Json:
+        """The job once it is in one of these states."""
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while (status := await self.status(job)) not in statuses:
+                assert status not in TERMINAL, await self.job(job)
+                await asyncio.sleep(0.02)
+        return await self.job(job)
+
+    async def lines(self, job: str, **query: Any) -> list[Json]:
+        answer = await self.ask("POST", f"{job}/logs", query)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["logs"])
+
+    async def log(self, job: str) -> list[str]:
+        """All messages, oldest first."""
+        return [line["message"] for line in await self.lines(job, direction="asc")]
+
+
+class JobAgent(FakeAgent):
+    """An agent with the role ``job``. Its reports are about the ranks that it was commanded to start."""
+
+    def __init__(self, mirror: MirrorUnderTest, node: str, capacity: Json = CPUS, **state: Any) -> None:
+        super().__init__(mirror, node, roles=["node", "job"], capacity=capacity, **state)
+        self.http = mirror.http
+        self.running: dict[str, Json] = {}  # reports of commands that are being carried out, by their ids
+
+    async def told(self, *reports: Json) -> list[str]:
+        """The ids of the commands of the reply to a heartbeat with these reports, and those about what still runs."""
+        ended = {report["id"] for report in reports}
+        going = [report for name, report in self.running.items() if name not in ended]
+        return [command["id"] for command in (await self.beat(reports=[*reports, *going]))["pending"]]
+
+    async def commanded(self, want: str) -> str:
+        """The id of the command ``want`` for one of its ranks, once the mirror gives it."""
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while True:
+                if found := [name for name in await self.told() if name.endswith(f":{want}")]:
+                    return found[0]
+                await asyncio.sleep(0.02)
+
+    async def report(self, command: str, state: str, *, running: bool = False, **fields: Any) -> list[str]:
+        """Answer a command, or say that it is being carried out. Returns the ids of the next commands."""
+        _, run, rank, _ = command.split(":")
+        body = {"run": run, "rank": int(rank), "state": state, **fields}
+        report = {"id": command, "running": running, "run": body}
+        if running:
+            self.running[command] = report
+            return await self.told()
+        self.running.pop(command, None)
+        return await self.told(report)
+
+    async def spec(self, command: str, **changes: Any) -> httpx2.Response:
+        _, run, rank, _ = command.split(":")
+        params = {"node": self.state["node"], "boot_id": self.state["boot_id"], **changes}
+        return await self.http.get(f"/runs/{run}/{rank}", params=params)
+
+    async def print(self, command: str, seq: int, *lines: tuple[int, str]) -> None:
+        _, run, rank, _ = command.split(":")
+        answer = await self.http.post(f"/runs/{run}/{rank}/logs", json={"seq": seq, "lines": lines})
+        assert (answer.status_code, answer.json()) == (200, {"seq": seq}), answer.text

@@ -28,6 +28,7 @@ EXAMPLES: list[tuple[BdnError, list[str]]] = [
     (errors.GrantInvalidError("bad signature"), ["bad signature"]),
     (errors.GrantExpiredError("2026-01-01T00:00:00Z"), ["2026-01-01T00:00:00Z", "again"]),
     (errors.InUseError("manifest b3:0", ("job a", "job b")), ["manifest b3:0", "job a, job b"]),
+    (errors.NotSupportedError("an SSH session", "use logs"), ["an SSH session", "use logs"]),
     (errors.CanceledError("mirror mir_1"), ["mirror mir_1"]),
     (errors.CacheAffinityError("llama", "east", "H200"), ["llama", "east", "H200", "require_cache_affinity", "request GPUs"]),
     (errors.CacheNotSharedError("east", "v1", "v2"), ["east", "v1", "v2", "BDN_AGENT_VOLUME_ROOT"]),

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from bdn.core.errors import InUseError, InvalidRequestError
@@ -29,6 +30,7 @@ from bdn.net.api_server import (
     serving,
 )
 from bdn.net.chunk_server.messages import HEAD_LIMIT
+from bdn.net.request_bodies import UNTIMED
 from bdn.wire.grants import LONGEST_GRANT
 from tests.support.mirror.service import until
 from tests.support.network.service import Order, anybody, client_of, listening, new_app
@@ -172,6 +174,35 @@ async def test_a_second_request_has_its_own_time(port: int) -> None:
     async with asyncio.timeout(20):
         assert await reader.read() == b""
     writer.close()
+
+
+async def test_body_whose_pace_another_application_judges__has_no_other_time_and_the_next_request_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"][UNTIMED]()
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    monkeypatch.setattr(TimedProtocol, "request_seconds", 0.1)
+    app = new_service("slow", limit_request_bytes=1, authenticate=anybody, others={"/slow/": slow})
+    async with listening(app) as url, asyncio.timeout(60):
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        timed, other = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer), closing(other):
+            writer.write(b"PUT /slow/x HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\nha")
+            assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+            assert await timed.read() == b""  # so a request's time is over
+            timed, again = await asyncio.open_connection("127.0.0.1", port)
+            with closing(again):
+                assert await timed.read() == b""
+            writer.write(b"lf")
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"GET /ord")
+            assert await reader.read() == b""
 
 
 # --- server-sent events ---

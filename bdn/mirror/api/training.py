@@ -1,0 +1,107 @@
+"""The routes of training jobs, as clients of ``/v1`` call them: every success is 200."""
+
+from typing import Annotated
+
+from fastapi import Path, Query
+
+from bdn.mirror.api.callers import TeamController
+from bdn.mirror.training.jobs import TrainingJobs
+from bdn.net.api_server import new_router, provided
+from bdn.wire.training_schema import (
+    LINES_AT_ONCE,
+    DeletedJob,
+    LogDirection,
+    LogPage,
+    LogQuery,
+    ProjectJobAnswer,
+    ProjectJobsAnswer,
+    TrainingJobAnswer,
+    TrainingJobPatch,
+    TrainingJobRequest,
+    TrainingJobsAnswer,
+    TrainingJobSearch,
+)
+
+_Jobs = Annotated[TrainingJobs, provided(TrainingJobs)]
+_Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+_Millis = Annotated[int | None, Query(ge=0, lt=2**53)]
+
+training_router = new_router("training")
+
+
+@training_router.post("/v1/training_projects/{project_id}/jobs", summary="Create a training job")
+async def create_job(
+    jobs: _Jobs, project_id: _Id, body: TrainingJobRequest, caller: TeamController
+) -> TrainingJobAnswer:
+    return TrainingJobAnswer(training_job=await jobs.create(caller.organisation, caller.team, project_id, body))
+
+
+@training_router.get("/v1/training_projects/{project_id}/jobs", summary="A project's training jobs, newest first")
+async def list_jobs(jobs: _Jobs, project_id: _Id, caller: TeamController) -> ProjectJobsAnswer:
+    return await jobs.of_project(caller.organisation, caller.team, project_id)
+
+
+@training_router.post("/v1/training_jobs/search", summary="Training jobs by status, project or id")
+async def search_jobs(jobs: _Jobs, body: TrainingJobSearch, caller: TeamController) -> TrainingJobsAnswer:
+    return TrainingJobsAnswer(training_jobs=await jobs.search(caller.organisation, caller.team, body))
+
+
+@training_router.get("/v1/training_projects/{project_id}/jobs/{job_id}", summary="A training job")
+async def get_job(jobs: _Jobs, project_id: _Id, job_id: _Id, caller: TeamController) -> ProjectJobAnswer:
+    return await jobs.get(caller.organisation, caller.team, project_id, job_id)
+
+
+@training_router.patch("/v1/training_projects/{project_id}/jobs/{job_id}", summary="Change a PENDING training job")
+async def change_job(
+    jobs: _Jobs, project_id: _Id, job_id: _Id, body: TrainingJobPatch, caller: TeamController
+) -> TrainingJobAnswer:
+    return TrainingJobAnswer(training_job=await jobs.change(caller.organisation, caller.team, project_id, job_id, body))
+
+
+@training_router.post(
+    "/v1/training_projects/{project_id}/jobs/{job_id}/stop", summary="Stop a training job; idempotent"
+)
+async def stop_job(jobs: _Jobs, project_id: _Id, job_id: _Id, caller: TeamController) -> TrainingJobAnswer:
+    return TrainingJobAnswer(training_job=await jobs.stop(caller.organisation, caller.team, project_id, job_id))
+
+
+@training_router.post(
+    "/v1/training_projects/{project_id}/jobs/{job_id}/recreate", summary="Repeat a training job as a new one"
+)
+async def recreate_job(jobs: _Jobs, project_id: _Id, job_id: _Id, caller: TeamController) -> TrainingJobAnswer:
+    return TrainingJobAnswer(training_job=await jobs.recreate(caller.organisation, caller.team, project_id, job_id))
+
+
+@training_router.delete(
+    "/v1/training_projects/{project_id}/jobs/{job_id}", summary="Delete a training job that has ended"
+)
+async def remove_job(jobs: _Jobs, project_id: _Id, job_id: _Id, caller: TeamController) -> DeletedJob:
+    return await jobs.remove(caller.organisation, caller.team, project_id, job_id)
+
+
+@training_router.post("/v1/training_projects/{project_id}/jobs/{job_id}/logs", summary="Lines of a training job's log")
+async def search_log(jobs: _Jobs, project_id: _Id, job_id: _Id, body: LogQuery, caller: TeamController) -> LogPage:
+    return await jobs.log(caller.organisation, caller.team, project_id, job_id, body)
+
+
+@training_router.get("/v1/training_projects/{project_id}/jobs/{job_id}/logs", summary="The same, by a query")
+async def read_log(
+    *,
+    jobs: _Jobs,
+    project_id: _Id,
+    job_id: _Id,
+    caller: TeamController,
+    start_epoch_millis: _Millis = None,
+    end_epoch_millis: _Millis = None,
+    direction: LogDirection | None = None,
+    limit: Annotated[int | None, Query(ge=1, le=LINES_AT_ONCE)] = None,
+    min_level: Annotated[str | None, Query(max_length=256)] = None,
+) -> LogPage:
+    query = LogQuery(
+        start_epoch_millis=start_epoch_millis,
+        end_epoch_millis=end_epoch_millis,
+        direction=direction,
+        limit=limit,
+        min_level=min_level,
+    )
+    return await jobs.log(caller.organisation, caller.team, project_id, job_id, query)

@@ -1,0 +1,288 @@
+"""Training jobs as their callers see them: created, listed, changed, stopped, repeated and deleted.
+
+With ``team`` None, a method covers the whole organisation; otherwise, other teams' jobs are NOT_FOUND.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bdn.core.errors import InUseError, NotFoundError, NotSupportedError
+from bdn.core.training.environment import ARCHIVE, ignored
+from bdn.core.training.states import ACTIVE
+from bdn.core.units import counted
+from bdn.mirror.access.access import Caller
+from bdn.mirror.db import projects, training
+from bdn.mirror.db.database import Database, ReadSession, WriteSession
+from bdn.mirror.db.projects import new_id
+from bdn.mirror.db.tables import Json, ProjectRow, TrainingJobRow
+from bdn.mirror.db.training import JobState
+from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.jobs.projects import Projects
+from bdn.mirror.training.documents import job_document, project_document, spec_of
+from bdn.mirror.training.loading import extra_source
+from bdn.mirror.training.logs import Logs
+from bdn.mirror.training.steps import Steps
+from bdn.wire.run_schema import NodeCapacity
+from bdn.wire.training_schema import (
+    PREFIX,
+    DeletedJob,
+    LogPage,
+    LogQuery,
+    ProjectJobAnswer,
+    ProjectJobsAnswer,
+    TrainingJob,
+    TrainingJobPatch,
+    TrainingJobRequest,
+    TrainingJobSearch,
+    TrainingJobSpec,
+)
+
+
+class WrongStateError(InUseError):
+    """``holders`` is the job's status. ``remedy`` says in which one the request is possible."""
+
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what} is {' and '.join(self.holders)}: {self.remedy}"
+
+
+class Archives(Protocol):
+    """Uploads as archives of jobs. Both return the ``bt://`` source of the archive of ``job_id`` or ``to_job``."""
+
+    async def commit(self, organisation: str, team: str | None, key: str, project_id: str, job_id: str) -> str:
+        """Use the upload up. Raises ``CallerError`` if it is unknown, incomplete, used, or another caller's."""
+        ...
+
+    async def reuse(self, project_id: str, from_job: str, to_job: str) -> str:
+        """Raises ``NotFoundError`` if ``from_job`` has no archive any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingJobs:
+    """The service behind ``/v1/training_projects/…/jobs``. ``archives`` is None in a mirror that takes no uploads."""
+
+    database: Database
+    requests: MirrorRequests
+    projects: Projects
+    archives: Archives | None
+    steps: Steps
+    logs: Logs
+
+    async def create(
+        self, organisation: str, team: str | None, project: str, request: TrainingJobRequest
+    ) -> TrainingJob:
+        """Record a job. What is wrong in the request raises ``CallerError`` and records none."""
+        spec = request.training_job
+        spec.check()
+        self.requests.check(spec.sources(), organisation, team)
+        found = await self._project(organisation, team, project)
+        job = new_id()
+        extras: list[Json] = []
+        for artifact in spec.runtime.artifacts or ():
+            source = await self._archives().commit(organisation, team, artifact.s3_key, found.id, job)
+            extras = [extra_source(source, ARCHIVE, is_archive=True)]
+        warnings = _warnings(spec, request.unknown_fields())
+        return await self._insert(
+            organisation, team, project=found, job=job, spec=spec, extras=extras, warnings=warnings
+        )
+
+    async def recreate(self, organisation: str, team: str | None, project: str, job: str) -> TrainingJob:
+        """A new job with the same request and archive."""
+        before = await self._get(organisation, team, project, job)
+        spec, fresh = spec_of(before.row), new_id()
+        extras: list[Json] = []
+        if any(extra["is_archive"] for extra in before.row.extras):
+            source = await self._archives().reuse(before.project.id, job, fresh)
+            extras = [extra_source(source, ARCHIVE, is_archive=True)]
+        warnings = [f"recreated from training job {job}", *_warnings(spec, [])]
+        return await self._insert(
+            organisation, team, project=before.project, job=fresh, spec=spec, extras=extras, warnings=warnings
+        )
+
+    def _archives(self) -> Archives:
+        if self.archives is None:
+            raise NotSupportedError("an uploaded archive", "this mirror takes no uploads")
+        return self.archives
+
+    async def _insert(
+        self,
+        organisation: str,
+        team: str | None,
+        *,
+        project: ProjectRow,
+        job: str,
+        spec: TrainingJobSpec,
+        extras: list[Json],
+        warnings: list[str],
+    ) -> TrainingJob:
+        async with self.database.write() as session:
+            if not await projects.lock(session, project.id):
+                raise NotFoundError(f"project {project.id}")
+            now = round(self.database.now(), 6)
+            number = await training.next_number(session, project.id)
+            row = TrainingJobRow(
+                id=job,
+                organisation=organisation,
+                requester_team=team,
+                project=project.id,
+                number=number,
+                name=spec.name or f"job-{number}",
+                status="CREATED",
+                since=now,
+                created_at=now,
+                updated_at=now,
+                ending_at=None,
+                is_stopping=False,
+                failure=None,
+                waiting_for=None,
+                priority=spec.priority or 0,
+                availability_model=spec.compute.availability_model or "dedicated",
+                request=spec.model_dump(mode="json"),
+                extras=extras,
+                mirror_id=None,
+                cluster=None,
+                ranks=[],
+                claimed_by=None,
+                claim_expires_at=None,
+            )
+            await training.insert_job(session, row)
+            sources = counted(len(spec.weights or ()) + len(extras), "source")
+            await self.steps.say(session, row, now, f"the job is created; mirroring {sources}", *warnings)
+        return job_document(JobState(row, project))
+
+    async def _project(self, organisation: str, team: str | None, project: str) -> ProjectRow:
+        async with self.database.read() as session:
+            return await _project(session, organisation, team, project)
+
+    async def _get(self, organisation: str, team: str | None, project: str, job: str) -> JobState:
+        async with self.database.read() as session:
+            return await training.get(session, organisation, team, project, job)
+
+    async def get(self, organisation: str, team: str | None, project: str, job: str) -> ProjectJobAnswer:
+        async with self.database.read() as session:
+            state = await training.get(session, organisation, team, project, job)
+            newest = await training.latest(session, organisation, project)
+        return ProjectJobAnswer(
+            training_project=project_document(state.project, newest.get(project)), training_job=job_document(state)
+        )
+
+    async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:
+        """Raises ``NotFoundError``, also for another team's job."""
+        return job_document(await self._get(caller.organisation, caller.team, project_id, job_id))
+
+    async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
+        """The newest job of each of these projects of the caller that has one."""
+        async with self.database.read() as session:
+            newest = await training.latest(session, caller.organisation)
+            rows = {one.row.id: one.row for one in await projects.listed(session, caller.organisation, caller.team)}
+        return {
+            name: job_document(JobState(newest[name], rows[name]))
+            for name in project_ids
+            if name in newest and name in rows
+        }
+
+    async def capacities(self) -> Sequence[NodeCapacity]:
+        """What live agents that run jobs have, busy or not."""
+        now = self.database.now()
+        async with self.database.read() as session:
+            found = (await training.job_agents(session, now)).values()
+        return [NodeCapacity.model_validate(agent.capacity) for agent in found if agent.is_alive(now)]
+
+    async def of_project(self, organisation: str, team: str | None, project: str) -> ProjectJobsAnswer:
+        async with self.database.read() as session:
+            row = await _project(session, organisation, team, project)
+            found = await training.listed(session, organisation, team, project=row.id)
+        return ProjectJobsAnswer(
+            training_project=project_document(row, found[0].row if found else None),
+            training_jobs=[job_document(one) for one in found],
+        )
+
+    async def search(self, organisation: str, team: str | None, query: TrainingJobSearch) -> list[TrainingJob]:
+        statuses: Collection[str] | None = None
+        if query.statuses is not None:
+            statuses = [status.removeprefix(PREFIX) for status in query.statuses]
+        async with self.database.read() as session:
+            found = await training.listed(
+                session,
+                organisation,
+                team,
+                project=query.project_id,
+                job=query.job_id,
+                statuses=statuses,
+                is_ascending=query.is_ascending,
+            )
+        return [job_document(one) for one in found]
+
+    async def change(
+        self, organisation: str, team: str | None, project: str, job: str, patch: TrainingJobPatch
+    ) -> TrainingJob:
+        """Raises ``WrongStateError`` unless the job is PENDING."""
+        state = await self._get(organisation, team, project, job)
+        async with self.database.write() as session:
+            row = await _locked(session, job)
+            if row.status != "PENDING":
+                raise WrongStateError(f"training job {job}", (row.status,), "only a PENDING job can be changed")
+            if patch.priority is not None:
+                row.priority = patch.priority
+            if patch.availability_model is not None:
+                row.availability_model = patch.availability_model
+            row.updated_at = self.database.now()
+            training.note_change(session, row)
+        return job_document(JobState(row, state.project))
+
+    async def stop(self, organisation: str, team: str | None, project: str, job: str) -> TrainingJob:
+        """Request the end of a job; a terminal state stays. The state changes once its ranks have ended."""
+        state = await self._get(organisation, team, project, job)
+        async with self.database.write() as session:
+            row = await _locked(session, job)
+            await self.steps.stop(session, row, self.database.now())
+        return job_document(JobState(row, state.project))
+
+    async def remove(self, organisation: str, team: str | None, project: str, job: str) -> DeletedJob:
+        """Delete a job that has ended, with its log, archive and checkpoints. What was mirrored from these stays.
+
+        Raises ``WrongStateError`` while it has not ended.
+        """
+        state = await self._get(organisation, team, project, job)
+        if state.row.status in ACTIVE:
+            raise WrongStateError(
+                f"training job {job}", (state.row.status,), "stop it first, and wait until it has ended"
+            )
+        async with self.database.write() as session:
+            await self.projects.forget_job(session, state.project, job)
+            await training.remove(session, job)
+        return DeletedJob(id=job, training_project_id=state.project.id)
+
+    async def log(self, organisation: str, team: str | None, project: str, job: str, query: LogQuery) -> LogPage:
+        await self._get(organisation, team, project, job)
+        return LogPage(logs=await self.logs.read(job, query))
+
+
+async def _project(session: ReadSession, organisation: str, team: str | None, project: str) -> ProjectRow:
+    """By its id. Raises ``NotFoundError``."""
+    row = await projects.find(session, organisation, project, team)
+    if row is None or row.id != project:
+        raise NotFoundError(f"training project {project}")
+    return row
+
+
+async def _locked(session: WriteSession, job: str) -> TrainingJobRow:
+    row = await training.lock(session, job)
+    if row is None:
+        raise NotFoundError(f"training job {job}")
+    return row
+
+
+def _warnings(spec: TrainingJobSpec, unknown: list[str]) -> list[str]:
+    """Lines about what the job will not have of its request."""
+    lines: list[str] = []
+    if unknown:
+        lines.append(f"unknown fields of the request are ignored: {', '.join(unknown)}")
+    if names := ignored(spec.runtime.environment_variables or {}):
+        lines.append(f"variables that begin with BT_ are BDN's own; ignored: {', '.join(names)}")
+    if spec.interactive_session is not None:
+        lines.append("interactive sessions are not supported: the job runs its start_commands alone")
+    return lines

@@ -1,0 +1,302 @@
+"""Runs on nodes: what agents are commanded, what they report, and what a rank needs to start."""
+
+import base64
+import binascii
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from bdn.core.chunk import Digest
+from bdn.core.errors import NotFoundError, SecretMalformedError, SecretNotFoundError
+from bdn.core.events import Event
+from bdn.core.source.uri import CheckpointUri
+from bdn.core.training.environment import ARCHIVE, SCRATCH, RankOf, environment
+from bdn.core.training.states import ACTIVE, OVER, Want, can_follow
+from bdn.mirror.db import events, training
+from bdn.mirror.db.agents import Name
+from bdn.mirror.db.database import Database, tell
+from bdn.mirror.db.secrets import SecretTable
+from bdn.mirror.db.tables import Json, ProjectRow, TrainingJobRow
+from bdn.mirror.db.training import CHANGED
+from bdn.mirror.db.waiting import SharedRead
+from bdn.mirror.jobs.caches import TrainingCaches
+from bdn.mirror.training.documents import spec_of
+from bdn.mirror.training.logs import Logs
+from bdn.mirror.training.steps import Steps, wants_of
+from bdn.wire.cache_schema import CacheRequest
+from bdn.wire.grants import Grant, GrantedMount, GrantSigner, PushGrant
+from bdn.wire.heartbeat_schema import Command, Report
+from bdn.wire.run_schema import CachePlaces, RegistryLogin, RunCommand, RunOutput, RunReport, RunSpec, is_run
+from bdn.wire.training_schema import TrainingJobSpec
+
+_PUSH_SECONDS: Final = 30 * 86400.0  # validity of a rank's grant to push
+_OLD_SECONDS: Final = 0.5
+_LOOPBACK: Final = "127.0.0.1"
+_CPU: Final = "CPU"
+_Wants = dict[Name, list[tuple[str, int, Want]]]  # by agent: job, rank and command
+
+
+def login_of(registry: str, secret: str, value: str) -> RegistryLogin:
+    """The login in a secret: ``user:password``, plain or in base64. Raises ``SecretMalformedError``."""
+    if ":" not in value:
+        try:
+            value = base64.b64decode(value.strip(), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            value = ""
+    user, separator, password = value.strip().partition(":")
+    if not separator:
+        raise SecretMalformedError(secret, "is not user:password, plain or in base64")
+    return RegistryLogin(registry=registry, username=user, password=password)
+
+
+@dataclass
+class Runs:
+    """Commands are a function of the rows: repeated until reported, also after a restart of either side."""
+
+    database: Database
+    signer: GrantSigner
+    grant_seconds: int
+    secrets: SecretTable
+    caches: TrainingCaches
+    steps: Steps
+    logs: Logs
+    _wants: SharedRead[_Wants] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._wants = SharedRead(self._read_wants, _OLD_SECONDS, topic=self.database.watch.topic(CHANGED))
+
+    # --- heartbeats ---
+
+    async def asked(self) -> Collection[Name]:
+        """The agents that have commands, including those that they are carrying out."""
+        return (await self._wants.get()).keys()
+
+    async def commands(self, cluster: str, node: str, running: Collection[str]) -> list[Command]:
+        """The commands for an agent, without those in ``running``, and stops of runs that it should not have."""
+        wanted = (await self._wants.get()).get((cluster, node), [])
+        commands = [_command(*one) for one in wanted]
+        known = {(job, rank) for job, rank, _ in wanted}
+        carried_out = filter(None, map(RunCommand.of, filter(is_run, running)))
+        strays = {(command.run, command.rank) for command in carried_out} - known
+        if strays:
+            commands += await self._stops(cluster, node, strays)
+        return [command for command in commands if command.id not in running]
+
+    async def _stops(self, cluster: str, node: str, strays: Collection[tuple[str, int]]) -> list[Command]:
+        """Of runs that are over for the mirror: their node was lost, or their job deleted. Read anew."""
+        async with self.database.read() as session:
+            rows = {job: await training.read(session, job) for job in {job for job, _ in strays}}
+        stops: list[Command] = []
+        for job, rank in sorted(strays):
+            row = rows[job]
+            record = None if row is None else _record_of(row, rank, cluster, node)
+            if row is None or record is None or not _is_going(row, record):
+                stops.append(_command(job, rank, "stop"))
+        return stops
+
+    async def _read_wants(self) -> _Wants:
+        wants: _Wants = defaultdict(list)
+        async with self.database.read() as session:
+            rows = await training.active(session)
+        for row in rows:
+            for number, want in enumerate(wants_of(row)):
+                if want is not None:
+                    wants[str(row.cluster), row.ranks[number]["node"]].append((row.id, number, want))
+        return wants
+
+    async def record(self, cluster: str, node: str, reports: Sequence[Report]) -> None:
+        """Record what an agent reports of its ranks, with the steps that this makes due."""
+        by_job: dict[str, list[RunReport]] = defaultdict(list)
+        for report in reports:
+            if (run := report.run or _failed(report)) is not None:
+                by_job[run.run].append(run)
+        for job, runs in by_job.items():
+            async with self.database.read() as session:
+                row = await training.read(session, job)
+            now = self.database.now()
+            if row is None or _reported(row, cluster, node, runs, now) == row.ranks:
+                continue
+            async with self.database.write() as session:
+                row = await training.lock(session, job)
+                if row is not None:
+                    before = wants_of(row)
+                    row.ranks = _reported(row, cluster, node, runs, now)
+                    if wants_of(row) != before:  # not for each byte: every waiting agent would look at all jobs
+                        tell(session, CHANGED)
+                    await self.steps.take(session, row, now)
+
+    # --- calls of agents ---
+
+    async def spec(
+        self, job: str, rank: int, *, cluster: str | None, node: str, boot_id: str, volume: str | None
+    ) -> RunSpec:
+        """All that a rank needs, with grants signed and secrets resolved now.
+
+        ``cluster`` is that of the agent's token. Raises ``NotFoundError`` for another agent than the rank was placed on,
+        for one that has restarted its machine since, and once the rank is over.
+        """
+        async with self.database.read() as session:
+            row = await training.read(session, job)
+            record = _record_of(row, rank, cluster, node) if row is not None else None
+            if row is None or record is None or record["boot_id"] != boot_id or not _is_going(row, record):
+                raise NotFoundError(f"rank {rank} of run {job}")
+            project = await training.project_of(session, row)
+            sources = await training.mirrored(session, str(row.mirror_id))
+            agents = await training.job_agents(session, self.database.now())
+        spec = spec_of(row)
+        leader = agents.get((str(row.cluster), row.ranks[0]["node"]))
+        of = RankOf(
+            job_id=row.id,
+            job_name=row.name,
+            project_id=project.id,
+            project_name=project.name,
+            rank=rank,
+            group_size=len(row.ranks),
+            gpus=record["gpus"],
+            leader=_host(leader.advertise if leader is not None else None),
+        )
+        secrets = await self._secrets(row, rank, spec)
+        mounts = _mounts(row, rank, sources, len(spec.weights or ()))
+        places, expires_at = spec.places, self.database.now() + self.grant_seconds
+        read = Grant(row.organisation, mounts, expires_at, row.requester_team)
+        push = PushGrant(
+            row.organisation,
+            CheckpointUri(project.id, row.id, None, rank),
+            self.database.now() + _PUSH_SECONDS,
+            project.team,
+        )
+        environ = environment(
+            of, places, spec.runtime.plain, {name: secrets[of_] for name, of_ in spec.runtime.secrets.items()}
+        )
+        login = spec.login_secret
+        checkpointing = spec.runtime.checkpointing
+        return RunSpec(
+            run=row.id,
+            rank=rank,
+            group_size=of.group_size,
+            gpus=of.gpus,
+            image=spec.image.base_image if spec.image is not None else None,
+            login=None if login is None else login_of(*login, secrets[login[1]]),
+            cpus=spec.compute.cpu_count,
+            memory_bytes=spec.compute.memory_bytes,
+            commands=list(spec.runtime.start_commands or ()),
+            environment=environ,
+            working_dir=places.working,
+            archive=ARCHIVE if any(extra["is_archive"] for extra in row.extras) else None,
+            read_grant=self.signer.sign(read) if mounts else None,
+            scratch=SCRATCH,
+            scratch_bytes=None,
+            checkpoints=places.checkpoints,
+            checkpoint_bytes=checkpointing.size_bytes if checkpointing is not None else None,
+            push_grant=self.signer.sign(push) if checkpointing is not None else None,
+            caches=None
+            if places.caches is None
+            else CachePlaces(
+                project=places.project_cache, team=places.team_cache, huggingface=places.huggingface_cache
+            ),
+            cache_grant=await self._cache_grant(row, project, spec, volume),
+        )
+
+    async def _secrets(self, row: TrainingJobRow, rank: int, spec: TrainingJobSpec) -> dict[str, str]:
+        """The values by their names. That they were given out is an event. Raises ``SecretNotFoundError``."""
+        values: dict[str, str] = {}
+        for name in spec.secret_names:
+            value = await self.secrets.value(row.organisation, name)
+            if value is None:
+                raise SecretNotFoundError(name)
+            values[name] = value
+        if values:
+            async with self.database.write() as session:
+                facts: dict[str, Any] = {
+                    "job": row.id,
+                    "rank": rank,
+                    "node": row.ranks[rank]["node"],
+                    "names": sorted(values),
+                }
+                given = Event.of("secrets_given", facts, organisation=row.organisation)
+                await events.record(session, self.database.now(), [given])
+        return values
+
+    async def _cache_grant(
+        self, row: TrainingJobRow, project: ProjectRow, spec: TrainingJobSpec, volume: str | None
+    ) -> str | None:
+        cache = spec.runtime.cache
+        if cache is None:
+            return None
+        if volume is None:
+            raise NotFoundError(f"a volume of training caches on this node, which training job {row.id} needs")
+        cluster = str(row.cluster)
+        body = CacheRequest(
+            project=project.id,
+            cluster=cluster,
+            volume_id=volume,
+            require_cache_affinity=cache.require_cache_affinity is not False,
+            gpu_type=spec.compute.demand.gpu_type or _CPU,  # without one, a pinned cluster would always suit
+            offered_in=[cluster],
+        )
+        return (await self.caches.grant(body, row.organisation, project.team)).grant
+
+    async def append(self, job: str, rank: int, cluster: str | None, output: RunOutput) -> None:
+        """Store lines of a rank's output. Raises ``NotFoundError`` for a rank of another cluster, or none."""
+        async with self.database.read() as session:
+            row = await training.read(session, job)
+        if row is None or rank >= len(row.ranks) or cluster not in (None, row.cluster):
+            raise NotFoundError(f"rank {rank} of run {job}")
+        await self.logs.append(row, rank, output.seq, output.lines)
+
+
+def _command(job: str, rank: int, want: Want) -> Command:
+    command = RunCommand(run=job, rank=rank, want=want)
+    return Command(id=command.id, run=command)
+
+
+def _failed(report: Report) -> RunReport | None:
+    """An agent that cannot carry a command out reports an error alone."""
+    command = RunCommand.of(report.id)
+    if report.error is None or command is None:
+        return None
+    return RunReport(run=command.run, rank=command.rank, state="ENDED", error=report.error)
+
+
+def _record_of(row: TrainingJobRow, rank: int, cluster: str | None, node: str) -> Json | None:
+    """The rank's record, if it was placed on this node. ``cluster`` None is any."""
+    if cluster not in (None, row.cluster) or not 0 <= rank < len(row.ranks):
+        return None
+    record: Json = row.ranks[rank]
+    return record if record["node"] == node else None
+
+
+def _is_going(row: TrainingJobRow, record: Json) -> bool:
+    return row.status in ACTIVE and record["state"] not in OVER
+
+
+def _reported(row: TrainingJobRow, cluster: str, node: str, reports: Sequence[RunReport], now: float) -> list[Json]:
+    """The ranks after these reports. Those that are late, repeated or another node's change nothing."""
+    ranks: list[Json] = list(row.ranks)
+    for report in reports:
+        before = _record_of(row, report.rank, cluster, node)
+        if row.status not in ACTIVE or before is None or not can_follow(ranks[report.rank]["state"], report.state):
+            continue
+        before = ranks[report.rank]
+        after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"})}
+        has_exited = report.exit_code is not None or report.state == "ENDED"
+        after["exited_at"] = before.get("exited_at") or (now if has_exited else None)
+        ranks[report.rank] = after
+    return ranks
+
+
+def _mounts(row: TrainingJobRow, rank: int, sources: Sequence[Any], weights: int) -> tuple[GrantedMount, ...]:
+    """The rank's part of what the job's mirror recorded: the weights, then the extras."""
+    own = [None] * weights + [extra["ranks"] for extra in row.extras]
+    return tuple(
+        GrantedMount(source.mount_location, Digest(source.manifest), source.source)
+        for source, ranks in zip(sources, own, strict=True)
+        if ranks is None or rank in ranks
+    )
+
+
+def _host(advertise: str | None) -> str:
+    """The host of an agent's address; loopback on a cluster of one machine."""
+    return (urlsplit(advertise if "//" in (advertise or "") else f"//{advertise or ''}").hostname) or _LOOPBACK

@@ -1,0 +1,186 @@
+"""Sends a rank's output to the mirror: each line once and in order, also across kills of the agent and outages.
+
+A batch is recorded before it is sent. After a kill the same bytes are sent under the same number, and the mirror
+stores a number once. What the mirror has is freed on disk by punching holes; what it does not take is bounded.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+
+from bdn.core.errors import BdnError, LimitExceededError, NotFoundError
+from bdn.core.pace.retry import RetryPolicy
+from bdn.disk.durable import disk_errors, write_at_once
+from bdn.disk.syscalls import punch_hole
+from bdn.net.client import OutageRetry
+from bdn.wire.run_schema import LINES_AT_ONCE, LONGEST_LINE, RunOutput
+from node_agent.background_tasks import in_thread
+from node_agent.run.directory import RunDirectory, opened_plain
+
+logger = logging.getLogger(__name__)
+_BATCH_BYTES: Final = 512 * 1024  # JSON takes up to six times as much, and the mirror accepts 4 MiB
+_MOST_BYTES: Final = 768 * 1024**2  # not taken by the mirror; a fast job writes on while the oldest are dropped
+_KEPT_BYTES: Final = 512 * 1024**2
+_PIECE: Final = 1024**2
+_AGAIN_SECONDS: Final = 10.0
+_PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest_seconds=2.0))
+
+
+def cut(content: bytes, *, is_end: bool) -> tuple[list[bytes], int]:
+    """The lines of ``content`` for one batch, and how many of its bytes they take.
+
+    A line over 64 KiB is split between two characters. The rest without a newline is left, unless the output ends.
+    """
+    lines, at = list[bytes](), 0
+    while at < len(content) and len(lines) < LINES_AT_ONCE - 1:  # and a note
+        newline = content.find(b"\n", at, at + LONGEST_LINE + 1)
+        if newline >= 0:
+            stop, after = newline, newline + 1
+        elif len(content) - at > LONGEST_LINE:
+            stop = at + LONGEST_LINE
+            while stop > at + LONGEST_LINE - 4 and content[stop] & 0xC0 == 0x80:  # in the middle of a character
+                stop -= 1
+            after = stop
+        elif is_end:
+            stop = after = len(content)
+        else:
+            break
+        lines.append(content[at:stop])
+        at = after
+    return lines, at
+
+
+def text_of(line: bytes) -> str:
+    """As a terminal shows it: of text between carriage returns the last part."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+class _Mark(BaseModel):
+    """The batch ``seq`` has the bytes from ``start`` to ``stop``, none if they are equal, after a note on ``noted`` lines.
+
+    The next one begins at ``next``; ``dropped`` lines before it were dropped. ``time`` is the newest of a line.
+    """
+
+    seq: int = 0
+    start: int = 0
+    stop: int = 0
+    noted: int = 0
+    next: int = 0
+    dropped: int = 0
+    time: int = 0
+
+
+@dataclass
+class OutputSender:
+    """``send`` is a call to the mirror. Open it once at a time for a directory."""
+
+    directory: RunDirectory
+    send: Callable[[RunOutput], Awaitable[object]]
+    is_refused: bool = False  # the mirror does not know the run any more
+    _mark: _Mark = field(default_factory=_Mark)
+    _most: int = _BATCH_BYTES
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the mark
+
+    def load(self) -> None:
+        """Continue after an earlier agent. Blocking."""
+        with suppress(OSError, ValidationError):
+            self._mark = _Mark.model_validate_json(self.directory.sent.read_bytes())
+
+    async def send_next(self, *, is_end: bool) -> bool:
+        """Send a batch, if there is one, and wait until the mirror has stored it. Returns False if there is none.
+
+        With ``is_end`` the output has ended. Raises ``DiskFailedError``.
+        """
+        async with self._lock:
+            output = None if self.is_refused else await in_thread(self._batch, is_end=is_end)
+        if output is None:
+            return False
+        try:
+            await _PATIENT.ask(lambda: self.send(output))
+        except BdnError as error:
+            await self._fail(error)
+        else:
+            async with self._lock:
+                await in_thread(self._acknowledged, output)
+        return True
+
+    async def bound(self) -> None:
+        """Drop the oldest lines beyond what may wait for the mirror. Raises ``DiskFailedError``."""
+        async with self._lock:
+            await in_thread(self._drop)
+
+    async def _fail(self, error: BdnError) -> None:
+        self.is_refused = error.code == NotFoundError.code
+        logger.warning("the mirror does not take output of %s: %s", self.directory.path.name, error)
+        if error.code == LimitExceededError.code and self._most > 2 * LONGEST_LINE:
+            async with self._lock:
+                self._most //= 2  # it was refused, so the number may have other lines
+                self._mark.next = self._mark.stop = self._mark.start
+        elif not self.is_refused:
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _batch(self, *, is_end: bool) -> RunOutput | None:
+        mark = self._mark
+        with disk_errors(self.directory.output), opened_plain(self.directory.output) as file:
+            if mark.start == mark.stop and not mark.noted:
+                size = os.fstat(file.fileno()).st_size
+                content = os.pread(file.fileno(), self._most, mark.next)
+                _, taken = cut(content, is_end=is_end and mark.next + len(content) >= size)
+                if not taken and not mark.dropped:
+                    return None
+                mark.start, mark.noted, mark.dropped = mark.next, mark.dropped, 0
+                mark.next = mark.stop = mark.start + taken
+                self._save()
+            lines, _ = cut(os.pread(file.fileno(), mark.stop - mark.start, mark.start), is_end=True)
+        now = max(time.time_ns(), mark.time + 1)
+        texts = list(map(text_of, lines))
+        if mark.noted:
+            note = f"bdn: {mark.noted} lines dropped here, because the mirror did not take them in time"
+            texts.insert(0, note)
+        return RunOutput(seq=mark.seq, lines=[(now + index, text) for index, text in enumerate(texts)])
+
+    def _acknowledged(self, output: RunOutput) -> None:
+        mark = self._mark
+        self._mark = _Mark(
+            seq=mark.seq + 1,
+            start=mark.next,
+            stop=mark.next,
+            next=mark.next,
+            dropped=mark.dropped,
+            time=output.lines[-1][0] if output.lines else mark.time,
+        )
+        self._save()
+        self._free(0, mark.next)  # from the beginning, since blocks are freed only whole
+
+    def _drop(self) -> None:
+        mark = self._mark
+        with disk_errors(self.directory.output), opened_plain(self.directory.output) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size - mark.next <= _MOST_BYTES:
+                return
+            begun, at, count = mark.next, mark.next, 0
+            while at < size - _KEPT_BYTES:
+                if not (piece := os.pread(file.fileno(), _PIECE, at)):
+                    break  # truncated by the job
+                end = piece.rfind(b"\n") + 1 or len(piece)  # whole lines, unless one is longer
+                count += piece.count(b"\n")
+                at += end
+            mark.next, mark.dropped = at, mark.dropped + max(1, count)
+            self._save()
+        self._free(begun, at)
+
+    def _save(self) -> None:
+        with disk_errors(self.directory.sent):
+            write_at_once(self.directory.sent, self._mark.model_dump_json().encode())
+
+    def _free(self, start: int, stop: int) -> None:
+        with suppress(OSError), opened_plain(self.directory.output, "r+b") as file:
+            punch_hole(file.fileno(), start, stop - start)

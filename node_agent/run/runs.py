@@ -1,0 +1,153 @@
+"""Ranks of training jobs on this node: staged, started on command, followed, adopted after a restart, and cleaned up."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, NotFoundError
+from bdn.disk.durable import disk_errors, make_folder
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.heartbeat_schema import Report
+from bdn.wire.run_schema import NodeCapacity, RunCommand, RunReport
+from node_agent.background_tasks import BackgroundTasks, happens_within, in_thread
+from node_agent.disk.trash import Trash
+from node_agent.job.volumes import JobVolumes
+from node_agent.run.capacity import capacity_of
+from node_agent.run.directory import RunDirectory
+from node_agent.run.launchers import answering_launcher
+from node_agent.run.rank import OVER, NodeServices, Rank
+from node_agent.settings import AgentSettings
+from node_agent.stage.stages import StageService
+
+logger = logging.getLogger(__name__)
+_TELL_SECONDS: Final = 2.0  # between two progress reports
+_ASK_SECONDS: Final = 10.0  # until a run that is over is looked up
+_PRIVATE: Final = 0o700
+_TRASH: Final = ".trash"
+
+
+class Runs:
+    """The ranks of this node, by run and rank. ``wake`` is called when there is something to report. One event loop."""
+
+    def __init__(
+        self, root: Path, services: NodeServices, background: BackgroundTasks, wake: Callable[[], None]
+    ) -> None:
+        self._root = root
+        self._services = services
+        self._background = background
+        self._wake = wake
+        self._ranks: dict[tuple[str, int], Rank] = {}
+
+    @property
+    def capacity(self) -> NodeCapacity:
+        return self._services.capacity
+
+    @property
+    def is_awaiting_go(self) -> bool:
+        """Whether a command should arrive without a pause, because the ranks of a job start together."""
+        return any(rank.state == "STAGED" for rank in self._ranks.values())
+
+    async def run(self, command: RunCommand, tell: Callable[[Report], None]) -> None:
+        """Carry out a command of the mirror; returns once it is answered."""
+        key, command_id = (command.run, command.rank), f"run:{command.run}:{command.rank}:{command.want}"
+        rank = self._ranks.get(key)
+        if rank is None and command.want != "stage":
+            tell(Report(id=command_id, run=RunReport(run=command.run, rank=command.rank, state="LOST")))
+            return
+        rank = rank or self._begin(*key)
+        if command.want == "go":
+            await rank.go()
+        elif command.want == "stop":
+            rank.stop()
+        answers = OVER if command.want != "stage" else OVER | {"STAGED", "RUNNING"}
+        told = None
+        while True:
+            changed, report = rank.changed, rank.report()
+            if report != told:
+                tell(Report(id=command_id, run=report))
+                self._wake()
+            if report.state in answers:
+                return
+            told = report
+            await happens_within(_TELL_SECONDS, changed)
+
+    def delivered(self, report: Report) -> None:
+        """The mirror has recorded a final report: the directory of a run that is over is not needed any more."""
+        if report.run is not None and report.run.state in OVER:
+            rank = self._ranks.get((report.run.run, report.run.rank))
+            if rank is not None and rank.state in OVER:
+                self._background.start(self._remove(rank), f"remove run {rank.name}")
+
+    async def resume(self) -> None:
+        """Adopt the ranks of an earlier agent. Stages and job volumes must be resumed already."""
+        for directory in await in_thread(self._found):
+            run, _, rank = directory.path.name.rpartition("-")
+            self._begin(run, int(rank))
+        self._background.start(self._look_up(), "runs that are over")
+
+    def _found(self) -> list[RunDirectory]:
+        with disk_errors(self._root):
+            make_folder(self._root, _PRIVATE)
+            found = [RunDirectory(path) for path in sorted(self._root.iterdir()) if path.name != _TRASH]
+        whole = [one for one in found if not one.path.name.startswith(".") and one.record() is not None]
+        for directory in found:
+            if directory not in whole:
+                self._services.trash.discard(directory.path)
+        return whole
+
+    def _begin(self, run: str, number: int) -> Rank:
+        rank = Rank(run, number, RunDirectory(self._root / f"{run}-{number}"), self._services, self._free_gpus)
+        self._ranks[run, number] = rank
+        self._background.start(rank.live(), f"run {rank.name}")
+        return rank
+
+    def _free_gpus(self, count: int) -> list[int]:
+        """Indices of GPUs that no other rank has. Raises ``InvalidRequestError`` if there are fewer."""
+        taken = {gpu for rank in self._ranks.values() if rank.state not in OVER for gpu in rank.gpus}
+        free = [gpu for gpu in range(self.capacity.gpus) if gpu not in taken]
+        if len(free) < count:
+            raise InvalidRequestError(f"the rank needs {count} GPUs, and {len(free)} of this node are free")
+        return free[:count]
+
+    async def _look_up(self) -> None:
+        """Remove runs that are over and unknown to the mirror, whose commands therefore do not come again."""
+        while True:
+            await asyncio.sleep(_ASK_SECONDS)
+            for rank in [one for one in self._ranks.values() if one.state in OVER]:
+                try:
+                    await self._services.run_spec(rank.run, rank.rank)
+                except BdnError as error:
+                    if error.code == NotFoundError.code:
+                        await self._remove(rank)
+
+    async def _remove(self, rank: Rank) -> None:
+        if self._ranks.pop((rank.run, rank.rank), None) is None:
+            return
+        try:
+            await in_thread(self._services.trash.discard, rank.directory.path)
+        except DiskFailedError as error:
+            logger.warning("cannot remove run %s; retrying at the next start of the agent: %s", rank.name, error)
+
+
+async def open_runs(
+    stack: AsyncExitStack,
+    settings: AgentSettings,
+    *,
+    client: MirrorClient,
+    volumes: JobVolumes,
+    stages: StageService,
+    wake: Callable[[], None],
+) -> Runs | None:
+    """None without the role. Raises ``SettingsError``: no launcher works here."""
+    if "job" not in settings.roles:
+        return None
+    launcher = await in_thread(answering_launcher, settings.job_launcher)
+    root = (settings.data_dir / "runs").absolute()
+    trash = await asyncio.to_thread(stack.enter_context, Trash(root / _TRASH))
+    capacity = await in_thread(capacity_of, settings, launcher)
+    services = NodeServices(client, volumes, stages, capacity, settings.node, trash)
+    background = await stack.enter_async_context(BackgroundTasks())
+    return Runs(root, services, background, wake)

@@ -1,0 +1,168 @@
+"""A mirror that runs training jobs on an agent: it gives out what a rank needs, commands it, and records its output."""
+
+import io
+import json
+import re
+import tarfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bdn.core.errors import NotFoundError
+from bdn.core.layout import Manifest
+from bdn.settings import SettingsError
+from bdn.wire.grants import Grant, GrantedMount
+from bdn.wire.heartbeat_schema import Command
+from bdn.wire.run_schema import RankState, RunCommand, RunOutput, RunOutputReply, RunReport, RunSpec, Want
+from bdn.wire.shapes import document_of
+from node_agent.run.launchers import answering_launcher
+from tests.doubles.http_origin import Answer, Request
+from tests.support.agent.mirror import AgentMirror
+from tests.support.waiting import until
+
+ARCHIVE = "/b10/archive"
+SCRATCH_BYTES = 64 * 1024**2
+
+
+@cache
+def why_no_sandbox() -> str | None:
+    try:
+        answering_launcher("bwrap")
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+needs_bwrap = pytest.mark.skipif(why_no_sandbox() is not None, reason=f"bwrap cannot run here: {why_no_sandbox()}")
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@dataclass
+class RunMirror(AgentMirror):
+    """``specs`` are the ranks that it has placed; ``batches`` their output by number, as stored once."""
+
+    specs: dict[tuple[str, int], RunSpec] = field(default_factory=dict)
+    batches: defaultdict[str, dict[int, list[tuple[int, str]]]] = field(default_factory=lambda: defaultdict(dict))
+    queries: list[str] = field(default_factory=list)  # of ``GET /runs``
+    takes_output: bool = True
+
+    def place(
+        self,
+        run: str,
+        *commands: str,
+        weights: Mapping[str, Manifest] | None = None,
+        archive: bytes | None = None,
+        **changes: Any,
+    ) -> None:
+        """Give a rank to the agent and command it to stage."""
+        mounts = [GrantedMount(place, one.digest, "hf://org/model") for place, one in (weights or {}).items()]
+        if archive is not None:
+            packed = self.publish({"archive.tgz": archive})
+            mounts.append(GrantedMount(ARCHIVE, packed.digest, "bt://project@job/.archive"))
+        given = {
+            "run": run,
+            "rank": 0,
+            "group_size": 1,
+            "gpus": 0,
+            "image": "python:3.11",
+            "login": None,
+            "cpus": None,
+            "memory_bytes": None,
+            "commands": list(commands),
+            "environment": {"BT_NODE_RANK": "0"},
+            "working_dir": "/b10/workspace",
+            "archive": None if archive is None else ARCHIVE,
+            "read_grant": self.signer.sign(Grant("org", tuple(mounts), time.time() + 3600)) if mounts else None,
+            "scratch": "/mnt/bt-scratch",
+            "scratch_bytes": SCRATCH_BYTES,
+            "checkpoints": None,
+            "checkpoint_bytes": None,
+            "push_grant": None,
+            "caches": None,
+            "cache_grant": None,
+        }
+        spec = RunSpec.model_validate(given | changes)
+        self.specs[spec.run, spec.rank] = spec
+        self.want(run, "stage", spec.rank)
+
+    def want(self, run: str, want: Want, rank: int = 0) -> None:
+        command = RunCommand(run=run, rank=rank, want=want)
+        with self.lock:
+            self.commands.append(Command(id=f"run:{run}:{rank}:{want}", run=command))
+
+    def report(self, run: str, want: Want | None = None) -> RunReport | None:
+        """The newest report of this run."""
+        found = [report for beat in self.heartbeats for report in beat.reports]
+        mine = [
+            one.run
+            for one in found
+            if one.run is not None and one.run.run == run and want in (None, one.id.split(":")[3])
+        ]
+        return mine[-1] if mine else None
+
+    async def reached(self, run: str, state: RankState, want: Want | None = None) -> RunReport:
+        def is_there() -> bool:
+            report = self.report(run, want)
+            return report is not None and report.state in (state, "ENDED", "LOST")
+
+        await until(is_there, f"{run} is never {state}")
+        report = self.report(run, want)
+        assert report is not None
+        assert report.state == state, (report, self.lines(run))
+        return report
+
+    async def ran(self, run: str) -> RunReport:
+        """Let a placed rank run to its end."""
+        await self.reached(run, "STAGED")
+        self.want(run, "go")
+        return await self.reached(run, "ENDED", "go")
+
+    def lines(self, run: str) -> list[str]:
+        """All of its output, without the agent's own notes."""
+        stored = [line for seq in sorted(self.batches[run]) for line in self.batches[run][seq]]
+        assert [when for when, _ in stored] == sorted({when for when, _ in stored}), "times do not increase"
+        return [text for _, text in stored if not text.startswith("bdn: ")]
+
+    def _respond(self, request: Request) -> Answer:
+        found = re.match(r"/runs/(\w+)/(\d+)(/logs)?(\?.*)?$", request.target)
+        if found is None:
+            return super()._respond(request)
+        if self.down:
+            raise ConnectionAbortedError
+        run, rank = found[1], int(found[2])
+        if (spec := self.specs.get((run, rank))) is None:
+            return Answer(404, content=json.dumps(document_of(NotFoundError(f"run {run}"))).encode())
+        if found[3] is None:
+            self.queries.append(found[4])
+            return Answer(200, content=spec.model_dump_json().encode())
+        if not self.takes_output:
+            raise ConnectionAbortedError
+        output = RunOutput.model_validate_json(request.body)
+        self.batches[run].setdefault(output.seq, output.lines)
+        return Answer(200, content=RunOutputReply(seq=output.seq).model_dump_json().encode())
+
+
+def containers() -> list[str]:
+    """Command lines of all sandboxes of this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+        except OSError:
+            continue
+    return found
