@@ -399,6 +399,35 @@ async def test_a_rank__gets_all_that_it_needs_and_no_other_agent_does(timed: Mir
     assert "pass-w0rd" not in everything
 
 
+async def test_a_job_with_a_cache__runs_where_the_cache_is_or_elsewhere_with_an_empty_one(
+    timed: MirrorUnderTest,
+) -> None:
+    here, there = JobAgent(timed, "n1", gpus(8, "H100"), cluster="east"), JobAgent(timed, "n2", gpus(8), cluster="west")
+    await here.beat()
+    await there.beat()
+    client, volume = await JobClient.of(timed), "0" * 32
+    pin = await timed.http.post("/caches", json={"project": client.project, "cluster": "east", "volume_id": volume})
+    assert pin.status_code == 201, pin.text
+
+    def cached(kind: str, **config: bool) -> Json:
+        return spec(compute=accelerated(kind, 8), runtime=runtime(cache_config={"enabled": True, **config}))
+
+    at_home = await client.create(cached("H100"))
+    refused = await client.create(cached("H200"))
+    elsewhere = await client.create(cached("H200", require_cache_affinity=False))
+    await looked(timed)
+    assert (await client.job(at_home))["bdn"]["cluster"] == "east"
+    document = await client.job(refused)
+    assert document["current_status"] == "TRAINING_JOB_DEPLOY_FAILED"
+    assert document["error_message"].endswith("[CACHE_AFFINITY]")
+    assert (await client.job(elsewhere))["bdn"]["cluster"] == "west"
+    given = await there.spec(f"run:{elsewhere}:0:stage", volume_id="1" * 32)
+    assert given.status_code == 200, given.text
+    (cache,) = (await timed.get("/caches"))["items"]
+    assert cache["cluster"] == "east"  # the pin stays
+    assert [one["cluster"] for one in cache["directories"]] == ["east", "west"]
+
+
 async def test_unknown_fields__are_accepted_and_named_in_the_log(timed: MirrorUnderTest) -> None:
     client = await JobClient.of(timed)
     fields: Json = {"shiny": 1, "compute": {"node_count": 1, "shape": "x"}, "interactive_session": {"trigger": "x"}}
