@@ -11,7 +11,7 @@ from bdn.mirror.db.secrets import new_key
 from tests.doubles.hub import Hub
 from tests.fakes.clock import Clock
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source
-from tests.support.mirror.training import JobAgent, JobClient, accelerated, gpus, runtime, spec
+from tests.support.mirror.training_jobs import JobAgent, JobClient, accelerated, gpus, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -469,6 +469,14 @@ async def test_jobs__are_listed_searched_repeated_and_deleted(timed: MirrorUnder
     assert deleted.json() == {"id": jobs[0], "deleted": True, "training_project_id": client.project}
     assert refusal(await client.ask("GET", jobs[0])) == (404, "NOT_FOUND")
     assert (await search(), timed.count("training_logs")) == ([again["id"], jobs[1]], 2)
+
+    in_use = await timed.http.delete(f"/projects/{client.project}")
+    assert refusal(in_use) == (409, "IN_USE")
+    assert f"training job {jobs[1]}, training job {again['id']}" in in_use.json()["error"]["message"]
+    for job in (jobs[1], again["id"]):
+        await client.ask("POST", f"{job}/stop", {})
+    assert (await timed.http.delete(f"/projects/{client.project}")).status_code == 200
+    assert (timed.count("training_jobs"), timed.count("training_logs")) == (0, 0)
 
 
 async def test_a_prepared_job__is_resumed_by_another_worker_when_the_claim_expires(

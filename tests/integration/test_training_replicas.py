@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.support.mirror.service import mirror_under_test
-from tests.support.mirror.training import JobAgent, JobClient, spec
+from tests.support.mirror.training_jobs import JobAgent, JobClient, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 

@@ -282,6 +282,8 @@ def _reported(row: TrainingJobRow, cluster: str, node: str, reports: Sequence[Ru
             continue
         before = ranks[report.rank]
         after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"}), "reported_at": now}
+        if report.exit_code is None:  # a report that was delayed
+            after["exit_code"] = before.get("exit_code")
         is_progress = all(after[name] == before.get(name) for name in ("state", "exit_code", "error", "sync_status"))
         if is_progress and now - before.get("reported_at", 0.0) < max(1.0, len(ranks) * _PROGRESS_SECONDS):
             continue
