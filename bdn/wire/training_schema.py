@@ -343,7 +343,7 @@ class TrainingJobSearch(GrowingModel, json_schema_extra={"examples": [{"statuses
 
     @property
     def is_ascending(self) -> bool:
-        return bool(self.order_by) and self.order_by[0].order == "asc"
+        return [one.order for one in self.order_by or ()][:1] == ["asc"]
 
 
 _Millis = Annotated[int, Field(ge=0, lt=2**53)]

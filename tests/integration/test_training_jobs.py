@@ -11,7 +11,7 @@ from bdn.mirror.db.secrets import new_key
 from tests.doubles.hub import Hub
 from tests.fakes.clock import Clock
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source
-from tests.support.mirror.training import JobAgent, JobClient, accelerated, gpus, runtime, spec
+from tests.support.mirror.training_jobs import JobAgent, JobClient, accelerated, gpus, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -399,6 +399,35 @@ async def test_a_rank__gets_all_that_it_needs_and_no_other_agent_does(timed: Mir
     assert "pass-w0rd" not in everything
 
 
+async def test_a_job_with_a_cache__runs_where_the_cache_is_or_elsewhere_with_an_empty_one(
+    timed: MirrorUnderTest,
+) -> None:
+    here, there = JobAgent(timed, "n1", gpus(8, "H100"), cluster="east"), JobAgent(timed, "n2", gpus(8), cluster="west")
+    await here.beat()
+    await there.beat()
+    client, volume = await JobClient.of(timed), "0" * 32
+    pin = await timed.http.post("/caches", json={"project": client.project, "cluster": "east", "volume_id": volume})
+    assert pin.status_code == 201, pin.text
+
+    def cached(kind: str, **config: bool) -> Json:
+        return spec(compute=accelerated(kind, 8), runtime=runtime(cache_config={"enabled": True, **config}))
+
+    at_home = await client.create(cached("H100"))
+    refused = await client.create(cached("H200"))
+    elsewhere = await client.create(cached("H200", require_cache_affinity=False))
+    await looked(timed)
+    assert (await client.job(at_home))["bdn"]["cluster"] == "east"
+    document = await client.job(refused)
+    assert document["current_status"] == "TRAINING_JOB_DEPLOY_FAILED"
+    assert document["error_message"].endswith("[CACHE_AFFINITY]")
+    assert (await client.job(elsewhere))["bdn"]["cluster"] == "west"
+    given = await there.spec(f"run:{elsewhere}:0:stage", volume_id="1" * 32)
+    assert given.status_code == 200, given.text
+    (cache,) = (await timed.get("/caches"))["items"]
+    assert cache["cluster"] == "east"  # the pin stays
+    assert [one["cluster"] for one in cache["directories"]] == ["east", "west"]
+
+
 async def test_unknown_fields__are_accepted_and_named_in_the_log(timed: MirrorUnderTest) -> None:
     client = await JobClient.of(timed)
     fields: Json = {"shiny": 1, "compute": {"node_count": 1, "shape": "x"}, "interactive_session": {"trigger": "x"}}
@@ -440,6 +469,14 @@ async def test_jobs__are_listed_searched_repeated_and_deleted(timed: MirrorUnder
     assert deleted.json() == {"id": jobs[0], "deleted": True, "training_project_id": client.project}
     assert refusal(await client.ask("GET", jobs[0])) == (404, "NOT_FOUND")
     assert (await search(), timed.count("training_logs")) == ([again["id"], jobs[1]], 2)
+
+    in_use = await timed.http.delete(f"/projects/{client.project}")
+    assert refusal(in_use) == (409, "IN_USE")
+    assert f"training job {jobs[1]}, training job {again['id']}" in in_use.json()["error"]["message"]
+    for job in (jobs[1], again["id"]):
+        await client.ask("POST", f"{job}/stop", {})
+    assert (await timed.http.delete(f"/projects/{client.project}")).status_code == 200
+    assert (timed.count("training_jobs"), timed.count("training_logs")) == (0, 0)
 
 
 async def test_a_prepared_job__is_resumed_by_another_worker_when_the_claim_expires(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.mirror.job import Job
 from tests.support.mirror.service import Json, MirrorUnderTest
-from tests.support.mirror.training import CPUS, JobAgent, JobClient, runtime, spec
+from tests.support.mirror.training_jobs import CPUS, JobAgent, JobClient, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 

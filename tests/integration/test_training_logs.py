@@ -7,7 +7,7 @@ import pytest
 
 from tests.fakes.clock import Clock
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
-from tests.support.mirror.training import CPUS, JobAgent, JobClient, spec
+from tests.support.mirror.training_jobs import CPUS, JobAgent, JobClient, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 

@@ -1,10 +1,10 @@
 """Several replicas of a mirror share training jobs: each is prepared, placed and started once."""
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.support.mirror.service import mirror_under_test
-from tests.support.mirror.training import JobAgent, JobClient, spec
+from tests.support.mirror.training_jobs import JobAgent, JobClient, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -14,7 +14,7 @@ JOBS: Final = 6
 async def test_jobs_of_two_replicas__run_one_at_a_time_on_each_slot_and_start_once(
     upstreams: None, postgres_url: str, tmp_path: Path
 ) -> None:
-    shared = {"database_url": postgres_url, "store": f"file://{tmp_path}/store"}
+    shared: dict[str, Any] = {"database_url": postgres_url, "store": f"file://{tmp_path}/store"}
     async with mirror_under_test(tmp_path / "a", **shared) as a, mirror_under_test(tmp_path / "b", **shared) as b:
         agents = [[JobAgent(mirror, node) for mirror in (a, b)] for node in ("n1", "n2")]
         for one, _ in agents:

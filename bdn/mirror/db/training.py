@@ -106,10 +106,10 @@ async def latest(session: ReadSession, organisation: str, project: str | None = 
     return {row.project: row for row in (await session.execute(query)).scalars()}
 
 
-async def active_of(session: ReadSession, project: str) -> list[str]:
-    """The ids of the project's jobs that have not ended."""
-    query = select(TrainingJobRow.id).where(TrainingJobRow.project == project, TrainingJobRow.status.in_(ACTIVE))
-    return list((await session.execute(query.order_by(TrainingJobRow.id))).scalars())
+async def active_jobs(session: ReadSession, project: ProjectRow, _: float) -> list[str]:
+    """The project's jobs that have not ended, as uses of the project."""
+    query = select(TrainingJobRow.id).where(TrainingJobRow.project == project.id, TrainingJobRow.status.in_(ACTIVE))
+    return [f"training job {job}" for job in (await session.execute(query.order_by(TrainingJobRow.number))).scalars()]
 
 
 async def active(session: ReadSession) -> list[TrainingJobRow]:

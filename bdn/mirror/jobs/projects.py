@@ -11,7 +11,7 @@ from typing import Final
 
 from bdn.core.errors import Fact, InUseError, NotFoundError
 from bdn.core.events import Event
-from bdn.mirror.db import caches, checkpoints, events, mirrors, projects
+from bdn.mirror.db import caches, checkpoints, events, mirrors, projects, training
 from bdn.mirror.db.agents import FORGOTTEN_SECONDS
 from bdn.mirror.db.checkpoints import CheckpointState
 from bdn.mirror.db.database import Database, WriteSession
@@ -149,7 +149,9 @@ def gone_events(organisation: str, source: str, manifests: Sequence[str], why: s
 
 
 async def _check_idle(session: WriteSession, project: ProjectRow, now: float) -> None:
-    """Reject while a push of the project is active or a job has its training cache mounted."""
+    """Reject while a job or a push of the project is active, or a job has its training cache mounted."""
+    if jobs := await training.active_jobs(session, project, now):
+        raise InUseError(f"project {project.name!r} ({project.id})", tuple(jobs[:_NAMED]))
     at_work = [
         row.id
         for row, uri in await mirrors.pushes(session, project.organisation)

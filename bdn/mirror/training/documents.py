@@ -4,6 +4,7 @@ from bdn.core.training.states import ACTIVE, slowest
 from bdn.mirror.db.tables import ProjectRow, TrainingJobRow
 from bdn.mirror.db.training import JobState
 from bdn.mirror.training.steps import job_of
+from bdn.wire.job_schema import SyncStatus
 from bdn.wire.shapes import moment
 from bdn.wire.training_schema import (
     InstanceType,
@@ -49,7 +50,7 @@ def job_document(state: JobState) -> TrainingJob:
     )
 
 
-def _sync_status(row: TrainingJobRow) -> str | None:
+def _sync_status(row: TrainingJobRow) -> SyncStatus | None:
     reported = {record.get("sync_status") for record in row.ranks}
     if "SYNCING" in reported:
         return "SYNCING"

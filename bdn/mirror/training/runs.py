@@ -33,6 +33,7 @@ from bdn.wire.training_schema import TrainingJobSpec
 
 _PUSH_SECONDS: Final = 30 * 86400.0  # validity of a rank's grant to push
 _OLD_SECONDS: Final = 0.5
+_PROGRESS_SECONDS: Final = 0.05  # for each rank, between two writes of a rank's bytes: a write has all ranks of a job
 _LOOPBACK: Final = "127.0.0.1"
 _CPU: Final = "CPU"
 _Wants = dict[Name, list[tuple[str, int, Want]]]  # by agent: job, rank and command
@@ -280,7 +281,12 @@ def _reported(row: TrainingJobRow, cluster: str, node: str, reports: Sequence[Ru
         if row.status not in ACTIVE or before is None or not can_follow(ranks[report.rank]["state"], report.state):
             continue
         before = ranks[report.rank]
-        after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"})}
+        after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"}), "reported_at": now}
+        if report.exit_code is None:  # a report that was delayed
+            after["exit_code"] = before.get("exit_code")
+        is_progress = all(after[name] == before.get(name) for name in ("state", "exit_code", "error", "sync_status"))
+        if is_progress and now - before.get("reported_at", 0.0) < max(1.0, len(ranks) * _PROGRESS_SECONDS):
+            continue
         has_exited = report.exit_code is not None or report.state == "ENDED"
         after["exited_at"] = before.get("exited_at") or (now if has_exited else None)
         ranks[report.rank] = after
@@ -298,5 +304,6 @@ def _mounts(row: TrainingJobRow, rank: int, sources: Sequence[Any], weights: int
 
 
 def _host(advertise: str | None) -> str:
-    """The host of an agent's address; loopback on a cluster of one machine."""
-    return (urlsplit(advertise if "//" in (advertise or "") else f"//{advertise or ''}").hostname) or _LOOPBACK
+    """The host of an agent's address; loopback if it has none, as on a cluster of one machine."""
+    address = advertise or ""
+    return urlsplit(address if "//" in address else f"//{address}").hostname or _LOOPBACK

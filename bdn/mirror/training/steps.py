@@ -4,6 +4,7 @@ Every transaction that changes what the rules read (a report, a stop, a lost nod
 waits for another process, and two processes cannot take one twice: they lock the row.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,7 @@ from bdn.mirror.db.tables import Json, TrainingJobRow
 from bdn.mirror.db.training import OWN
 from bdn.wire.run_schema import LONGEST_LINE
 
+logger = logging.getLogger(__name__)
 _ENTERED: Final[dict[Status, str]] = {
     "RUNNING": "all ranks are staged; their commands start",
     "COMPLETED": "the job completed",
@@ -102,6 +104,13 @@ class Steps:
     ) -> None:
         """Write a new status of a job, whose row is locked."""
         before, row.status = row.status, status
+        facts = {
+            "job": row.id,
+            "organisation": row.organisation,
+            "status": status,
+            "seconds": round(now - row.since, 3),
+        }
+        logger.info("training job changed", extra=facts)
         self.on_phase(before, now - row.since)
         row.since = row.updated_at = now
         row.waiting_for = None
