@@ -278,7 +278,7 @@ async def open_mirror(
             Steps(metrics.note_phase),
             Logs(database),
         )
-        training_jobs = TrainingJobs(database, requests, projects, None, steps, logs)
+        training_jobs = TrainingJobs(database, requests, projects, archives, steps, logs)
         runs = Runs(database, signer, settings.grant_seconds, table, caches, steps, logs)
         controller = Controller(database, requests, table, steps)
         if work:

@@ -13,9 +13,9 @@ import pytest
 
 from bdn.mirror.db.secrets import new_key
 from bdn.wire.cache_schema import FileSummary, pack
+from tests.support.mirror.fake_training import FakeTraining, node, with_training
 from tests.support.mirror.job import Job
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test
-from tests.support.mirror.fake_training import FakeTraining, node, with_training
 from tests.support.network.service import listening
 from tests.support.services.commands import Finished, Shell
 

@@ -38,10 +38,10 @@ from bdn.mirror.api.callers import (
 from bdn.mirror.api.graphql import graphql_router
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
-from bdn.mirror.api.v1 import v1_router
 from bdn.mirror.api.runs import runs_router
 from bdn.mirror.api.training import training_router
 from bdn.mirror.api.uploads import uploads_router
+from bdn.mirror.api.v1 import v1_router
 from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
