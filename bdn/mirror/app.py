@@ -309,7 +309,7 @@ async def open_mirror(
             archives,
             projects,
             caches,
-            ClientApi(training_jobs, projects, caches, files, secrets, settings.public_url),
+            ClientApi(training_jobs, projects, archives, caches, files, secrets, settings.public_url),
             training_jobs,
             runs,
             metrics,

@@ -136,6 +136,12 @@ class CheckpointFiles(BaseModel):
     total_count: int
 
 
+class ArchiveAnswer(BaseModel):
+    """The address of a job's archive, a tar; empty for a job without one. It is a secret."""
+
+    artifact_presigned_urls: Annotated[list[str], Field(repr=False)]
+
+
 class Sample(BaseModel):
     timestamp: datetime
     value: float

@@ -257,7 +257,7 @@ async def test_addresses__begin_with_the_public_url(tmp_path: Path) -> None:
 async def test_what_is_about_a_job__is_not_found_without_it(world: World) -> None:
     project = await pushed(world)
     for user, project_id, job in ((world.research, project["id"], "j000000009"), (world.research, "0000000000", JOB)):
-        for what in ("checkpoints", "checkpoint_files", "metrics", "auth_codes"):
+        for what in ("checkpoints", "checkpoint_files", "download", "metrics", "auth_codes"):
             answer = await user.ask("GET", f"/v1/training_projects/{project_id}/jobs/{job}/{what}")
             assert refusal(answer) == (404, "NOT_FOUND")
 
@@ -268,11 +268,11 @@ async def test_metrics__have_the_use_of_the_cache_within_the_window(world: World
     assert (await world.research.ask("GET", path)).json()["cache"] == {"usage_bytes": [], "utilization": []}
     volume = {"volume_id": "0" * 32}
     await world.research.ask("POST", "/caches", project=project["id"], cluster="c", **volume)
-    sums = {"timestamp": "2026-11-28T05:00:00Z", "size_bytes": 250, "files": 1, "packed": pack([]), **volume}
+    sums = {"timestamp": "2025-01-01T00:00:00Z", "size_bytes": 250, "files": 1, "packed": pack([]), **volume}
     await world.mirror.http.patch(f"/caches/{project['id']}", json={"limit_bytes": 1000})
     put = await world.mirror.http.put(f"/caches/{project['id']}/c/summary", json=sums)
     assert put.status_code == 200, put.text
-    at = 1_795_842_000_000
+    at = 1_735_689_600_000
     for window, is_in in (
         ({}, True),
         ({"start_epoch_millis": at, "end_epoch_millis": at}, True),

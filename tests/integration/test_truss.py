@@ -150,6 +150,7 @@ with ManagementClient(api_key=sys.argv[2], base_url_override=sys.argv[1]) as cli
     found["checkpoints"] = api.get_training_projects_jobs_checkpoints(**of_job)
     found["files"] = api.get_training_projects_jobs_checkpoint_files(**of_job)
     found["metrics"] = api.get_training_projects_jobs_metrics(**of_job)
+    found["archive"] = api.get_training_projects_jobs_download(**of_job)
     found["codes"] = api.get_training_projects_jobs_auth_codes(**of_job)
     found["secret"] = api.post_secrets(request=UpsertSecretRequest(name="hf", value="x"))
     found["secrets"] = api.get_secrets()

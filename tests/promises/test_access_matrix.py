@@ -270,6 +270,7 @@ FOR_TEAMS: Final = {  # also to a token of a team
     "get /v1/training_projects/{project_id}/cache/summary", "get /v1/training_projects/{project_id}/jobs/{job_id}/checkpoints",
     "get /v1/training_projects/{project_id}/jobs/{job_id}/checkpoint_files", "get /v1/training_projects/{project_id}/jobs/{job_id}/metrics",
     "post /v1/training_projects/{project_id}/jobs/{job_id}/metrics", "get /v1/training_projects/{project_id}/jobs/{job_id}/auth_codes",
+    "get /v1/training_projects/{project_id}/jobs/{job_id}/download",
     "get /v1/teams", "get /v1/secrets", "get /v1/teams/{team_id}/secrets", "get /v1/training/capacity", "post /graphql/",
     *(f"{method} /v1/training_projects/{{project_id}}/jobs" for method in ("post", "get")), "post /v1/training_jobs/search",
     *(f"{method} /v1/training_projects/{{project_id}}/jobs/{{job_id}}" for method in ("get", "patch", "delete")),

@@ -17,6 +17,7 @@ from bdn.core.errors import NotFoundError, NotSupportedError
 from bdn.mirror.access.access import Caller
 from bdn.mirror.api.callers import TEXT, Controller, SecretName, TeamController
 from bdn.mirror.db.tables import SecretRow
+from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.serving.served_files import ServedFiles
@@ -29,6 +30,7 @@ from bdn.wire.run_schema import NodeCapacity
 from bdn.wire.shapes import moment
 from bdn.wire.training_schema import TrainingJob, TrainingProject
 from bdn.wire.v1_schema import (
+    ArchiveAnswer,
     AuthCodesAnswer,
     CapacityAnswer,
     CheckpointFile,
@@ -77,6 +79,7 @@ class ClientApi:
 
     training: Training
     projects: Projects
+    archives: Archives
     caches: TrainingCaches
     files: ServedFiles
     secrets: Secrets
@@ -243,6 +246,17 @@ async def checkpoint_files(
             for file in await api.files.listed(digest, start, stop, caller.organisation, caller.team)
         ]
     return CheckpointFiles(presigned_urls=files, next_page_token=end if end < before else None, total_count=before)
+
+
+@v1_router.get("/v1/training_projects/{project_id}/jobs/{job_id}/download", summary="A signed address of the archive")
+async def download(
+    *, api: _Api, project_id: _Id, job_id: _Id, caller: TeamController, request: Request, response: Response
+) -> ArchiveAnswer:
+    response.headers["Cache-Control"] = "no-store"
+    await api.training.job(caller, project_id, job_id)
+    manifest = await api.archives.manifest(caller.organisation, caller.team, project_id, job_id)
+    found = await api.files.listed(manifest, 0, 1, caller.organisation, caller.team) if manifest else []
+    return ArchiveAnswer(artifact_presigned_urls=[f"{api.address(request)}{one.url}" for one in found])
 
 
 @v1_router.post("/v1/training_projects/{project_id}/jobs/{job_id}/metrics", summary="A job's metrics of storage")

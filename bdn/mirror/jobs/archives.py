@@ -6,6 +6,7 @@ of its push, as the key ``object`` of the request.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +16,7 @@ from bdn.core.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotFoundError,
+    SourceNotFoundError,
     UploadRefusedError,
 )
 from bdn.core.manifest import PlacedFile, empty_file, is_small, large_file, slab_layouts
@@ -112,6 +114,14 @@ class Archives:
         except (NotFoundError, ChunksMissingError) as error:  # another caller or a scrub was faster
             raise UploadRefusedError(f"cannot be used any more ({error}): upload the archive again", key) from error
         return str(uri)
+
+    async def manifest(self, organisation: str, team: str | None, project_id: str, job_id: str) -> Digest | None:
+        """The manifest of a job's archive; None if the job has none."""
+        uri = CheckpointUri(project_id, job_id, ARCHIVE)
+        async with self.database.read() as session:
+            with suppress(SourceNotFoundError):
+                return Digest((await checkpoints.found(session, organisation, uri, team)).row.manifest)
+        return None
 
     async def reuse(self, project_id: str, from_job: str, to_job: str) -> str:
         """Make the archive of one job the archive of another one, too. Returns its source.
