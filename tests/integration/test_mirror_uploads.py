@@ -19,7 +19,7 @@ from bdn.net.chunk_server.receiving import BUFFERS
 from bdn.wire.grants import PushGrant, UploadGrant
 from tests.support.content.noise import MIB, noise
 from tests.support.mirror.job import Job
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.mirror.uploads import Upload, Uploads, archives_of, uploads_of
 
 LARGE = noise(17 * MIB + 3, 1)
@@ -101,6 +101,22 @@ async def test_archive__is_not_a_checkpoint_to_those_who_list_or_load_them(
     deleted = await mirror.http.delete(f"/projects/{project}")
     assert deleted.status_code == 200, deleted.text
     assert (await mirror.failed(source(f"bt://{project}@job1/.archive")))["code"] == "SOURCE_NOT_FOUND"
+
+
+async def test_archive__stays_when_checkpoints_expire(tmp_path: Path) -> None:
+    at = [1_800_000_000.0]
+    async with (
+        mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0]) as mirror,
+        uploads_of(mirror) as uploads,
+    ):
+        project, upload = await project_of(mirror), await uploads.begin()
+        await upload.ask("put_object", Body=b"code")
+        await committed(mirror, upload, project)
+        at[0] += 1
+        await project_of(mirror)  # a version of its checkpoint that is newer than the archive
+    at[0] += 101
+    async with mirror_under_test(tmp_path / "mirror", clock=lambda: at[0], checkpoint_seconds=100) as mirror:
+        await until(lambda: mirror.behind.query("SELECT name FROM checkpoints") == [(".archive",)])
 
 
 async def test_archive_of_a_job__is_reused_by_another_and_outlives_the_first(
@@ -325,7 +341,10 @@ async def test_upload_beyond_a_limit__is_refused(tmp_path: Path, monkeypatch: py
         assert (await mirror.get(f"/mirror/{upload.key}"))["status"] == "FAILED"
 
 
-async def test_organisation_with_many_uploads__leaves_room_for_another(tmp_path: Path) -> None:
+async def test_organisation_with_many_uploads__leaves_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.api.uploads._SLOWEST", StallPolicy(window_seconds=3600.0))
     async with (
         mirror_under_test(tmp_path / "mirror", auth="token", token="operator") as mirror,
         uploads_of(mirror) as uploads,
