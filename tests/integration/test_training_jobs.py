@@ -293,10 +293,11 @@ async def test_a_waiting_job__is_not_overtaken_on_its_nodes(timed: MirrorUnderTe
     assert [await client.status(job) for job in jobs] == ["DEPLOYING", "PENDING", "PENDING", "DEPLOYING"]
 
 
+OIDC: Final = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn:aws:iam::1:role/r", "aws_oidc_region": "us-east-1"}
 REFUSED: Final[list[tuple[Json, int, str]]] = [
     ({"weights": [source("azure://a/b")]}, 422, "INVALID_SOURCE"),
     ({"weights": [source("hf://org/model", "/b10/x")]}, 422, "INVALID_MOUNT"),
-    ({"weights": [source("hf://org/model", "/m", auth={"auth_method": "AWS_OIDC"})]}, 422, "INVALID_REQUEST"),
+    ({"weights": [source("s3://bucket", auth=OIDC)]}, 422, "INVALID_REQUEST"),  # this mirror is not an issuer
     ({"runtime": {"start_commands": [" "]}}, 422, "INVALID_REQUEST"),
     ({"runtime": runtime(environment_variables={"a-b": "x"})}, 422, "INVALID_REQUEST"),
     ({"runtime": runtime(artifacts=[{"s3_bucket": "b", "s3_key": "k"}] * 2)}, 422, "INVALID_REQUEST"),

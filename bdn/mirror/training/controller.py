@@ -191,7 +191,6 @@ class Controller:
                 is_unused = False
                 fresh.claimed_by = fresh.claim_expires_at = None
                 fresh.extras, fresh.mirror_id = extras, mirror
-                training.note_change(session, fresh)  # the mirror may be READY
                 if warnings:
                     await self.steps.say(session, fresh, now, *warnings)
                 if failure is not None:
