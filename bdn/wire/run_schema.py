@@ -100,7 +100,8 @@ class RunSpec(BaseModel):
 
     ``environment`` is complete, secrets included: the agent stores it for the rank alone. ``working_dir`` is null if
     the commands start in the image's own directory. ``archive``: the place of a staged tar, unpacked into the workspace.
-    ``cpus`` and ``memory_bytes`` are limits, which the agent cuts to what the node has.
+    ``cpus`` and ``memory_bytes`` are limits, which the agent cuts to what the node has. ``loaded``: where the rank
+    finds loaded checkpoints; an empty directory if none of the mounts is below it.
     """
 
     run: str
@@ -123,6 +124,7 @@ class RunSpec(BaseModel):
     push_grant: Annotated[str | None, Field(repr=False)]
     caches: CachePlaces | None
     cache_grant: Annotated[str | None, Field(repr=False)]
+    loaded: str | None = None
 
 
 class RunOutput(

@@ -83,6 +83,21 @@ async def test_a_job__is_mirrored_staged_started_and_completed(mirror: MirrorUnd
     assert (await client.log(lost))[-1] == f"the job failed: {document['error_message']}"
 
 
+async def test_a_job__is_advanced_by_what_happens_and_not_by_polling(
+    upstreams: None, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.training.controller.POLL_SECONDS", 3600.0)
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    async with mirror_under_test(tmp_path / "mirror") as mirror:
+        agent, client = JobAgent(mirror, "n1"), await JobClient.of(mirror)
+        await agent.beat()
+        for weights in ([source("hf://org/model")], []):
+            job = await client.create(spec(*weights))
+            (go,) = await agent.report(await agent.commanded("stage"), "STAGED")
+            await agent.report(go, "ENDED", exit_code=0)
+            assert await client.status(job) == "COMPLETED"
+
+
 async def test_no_command__starts_before_the_last_rank_is_staged(timed: MirrorUnderTest) -> None:
     one, two = JobAgent(timed, "n1"), JobAgent(timed, "n2")
     await one.beat()
@@ -278,10 +293,11 @@ async def test_a_waiting_job__is_not_overtaken_on_its_nodes(timed: MirrorUnderTe
     assert [await client.status(job) for job in jobs] == ["DEPLOYING", "PENDING", "PENDING", "DEPLOYING"]
 
 
+OIDC: Final = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn:aws:iam::1:role/r", "aws_oidc_region": "us-east-1"}
 REFUSED: Final[list[tuple[Json, int, str]]] = [
     ({"weights": [source("azure://a/b")]}, 422, "INVALID_SOURCE"),
     ({"weights": [source("hf://org/model", "/b10/x")]}, 422, "INVALID_MOUNT"),
-    ({"weights": [source("hf://org/model", "/m", auth={"auth_method": "AWS_OIDC"})]}, 422, "INVALID_REQUEST"),
+    ({"weights": [source("s3://bucket", auth=OIDC)]}, 422, "INVALID_REQUEST"),  # this mirror is not an issuer
     ({"runtime": {"start_commands": [" "]}}, 422, "INVALID_REQUEST"),
     ({"runtime": runtime(environment_variables={"a-b": "x"})}, 422, "INVALID_REQUEST"),
     ({"runtime": runtime(artifacts=[{"s3_bucket": "b", "s3_key": "k"}] * 2)}, 422, "INVALID_REQUEST"),
@@ -380,7 +396,7 @@ async def test_a_rank__gets_all_that_it_needs_and_no_other_agent_does(timed: Mir
     assert given["login"] == {"registry": "registry.example", "username": "user", "password": "pass-w0rd"}
     assert (given["checkpoints"], given["checkpoint_bytes"]) == ("/mnt/ckpts", 2 * 1024**3)
     assert given["caches"]["huggingface"] == "/root/.cache/huggingface"
-    assert (given["read_grant"], given["archive"]) == (None, None)
+    assert (given["read_grant"], given["archive"], given["loaded"]) == (None, None, None)
     assert given["push_grant"]
     assert given["cache_grant"]
     (event,) = [one for one in (await timed.get("/events"))["items"] if one["kind"] == "secrets_given"]

@@ -58,7 +58,7 @@ async def mounts(client: JobClient, request: Json) -> list[list[str]]:
     for rank in document["bdn"]["ranks"]:
         agent = JobAgent(client.mirror, rank["node"])
         given = await agent.spec(f"run:{job}:{rank['rank']}:stage")
-        assert given.status_code == 200, given.text
+        assert (given.status_code, given.json()["loaded"]) == (200, "/load"), given.text
         found.append(mounts_of(given.json()))
     return found
 

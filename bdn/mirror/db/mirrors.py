@@ -48,7 +48,7 @@ from bdn.mirror.db.tables import (
     MirrorSourceRow,
     TombstoneRow,
 )
-from bdn.mirror.db.waiting import NEW_WORK, cancel_topic
+from bdn.mirror.db.waiting import JOBS_CHANGED, NEW_WORK, cancel_topic
 
 RUNNING = ("PENDING", "SYNCING")
 OF_ALL: Final = ""  # the ``team`` of a mirror that a caller without a team requested
@@ -272,6 +272,7 @@ async def finish(session: WriteSession, mirror_id: str, status: str, *, now: flo
     sources = update(MirrorSourceRow).where(MirrorSourceRow.mirror_id == mirror_id, MirrorSourceRow.status.in_(RUNNING))
     await session.execute(sources.values(status=status, error=error))
     tell(session, mirror_id)
+    tell(session, JOBS_CHANGED)
     if status == "CANCELED":
         tell(session, cancel_topic(mirror_id))
     return True

@@ -23,9 +23,8 @@ from bdn.mirror.db.tables import (
     TrainingJobRow,
     TrainingLogRow,
 )
-from bdn.mirror.db.waiting import agent_topic
+from bdn.mirror.db.waiting import JOBS_CHANGED, agent_topic
 
-CHANGED: Final = "training jobs changed"  # the topic of the controller, and of what agents are commanded
 OWN: Final = -1  # the rank of the mirror's own lines
 DROPPED: Final = -2  # the rank of the line that counts the lines dropped from a long log
 _PLACEMENT: Final = "placement"
@@ -44,7 +43,7 @@ class JobState:
 async def insert_job(session: WriteSession, row: TrainingJobRow) -> None:
     session.add(row)
     await session.flush()
-    tell(session, CHANGED)
+    tell(session, JOBS_CHANGED)
 
 
 async def next_number(session: WriteSession, project: str) -> int:
@@ -159,7 +158,7 @@ async def release_claims(session: WriteSession) -> None:
 async def remove(session: WriteSession, job: str) -> None:
     """Delete a job and its log."""
     await session.execute(delete(TrainingJobRow).where(TrainingJobRow.id == job))
-    tell(session, CHANGED)
+    tell(session, JOBS_CHANGED)
 
 
 async def count_by_status(session: ReadSession) -> dict[str, int]:
@@ -169,7 +168,7 @@ async def count_by_status(session: ReadSession) -> dict[str, int]:
 
 def note_change(session: WriteSession, row: TrainingJobRow) -> None:
     """Once committed, wake the controller and the agents of the job."""
-    tell(session, CHANGED)
+    tell(session, JOBS_CHANGED)
     for node in {rank["node"] for rank in row.ranks}:
         tell(session, agent_topic(str(row.cluster), node))
 

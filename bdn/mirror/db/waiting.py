@@ -24,6 +24,7 @@ _Seen = TypeVar("_Seen")
 
 
 NEW_WORK: Final = "new work"  # workers wait for this: a mirror was requested or released
+JOBS_CHANGED: Final = "training jobs changed"  # the controller waits for this, also of mirrors that ended
 
 
 def agent_topic(cluster: str, node: str) -> str:

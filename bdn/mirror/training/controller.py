@@ -22,7 +22,8 @@ from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.db.tables import Json, TrainingJobRow
-from bdn.mirror.db.training import CHANGED, JobAgent
+from bdn.mirror.db.training import JobAgent
+from bdn.mirror.db.waiting import JOBS_CHANGED
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.loading import loaded
@@ -84,7 +85,7 @@ class Controller:
 
     async def run(self) -> None:
         """Run until canceled: at each change, and twice a second."""
-        topic = self.database.watch.topic(CHANGED)
+        topic = self.database.watch.topic(JOBS_CHANGED)
         while True:
             changes = topic.changes
             with self._surviving():

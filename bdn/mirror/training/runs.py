@@ -19,8 +19,7 @@ from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.db.tables import Json, ProjectRow, TrainingJobRow
-from bdn.mirror.db.training import CHANGED
-from bdn.mirror.db.waiting import SharedRead
+from bdn.mirror.db.waiting import JOBS_CHANGED, SharedRead
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.logs import Logs
@@ -66,7 +65,7 @@ class JobRuns:
     _wants: SharedRead[_Wants] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._wants = SharedRead(self._read_wants, _OLD_SECONDS, topic=self.database.watch.topic(CHANGED))
+        self._wants = SharedRead(self._read_wants, _OLD_SECONDS, topic=self.database.watch.topic(JOBS_CHANGED))
 
     # --- heartbeats ---
 
@@ -125,7 +124,7 @@ class JobRuns:
                     before = wants_of(row)
                     row.ranks = _reported(row, cluster, node, runs, now)
                     if wants_of(row) != before:  # not for each byte: every waiting agent would look at all jobs
-                        tell(session, CHANGED)
+                        tell(session, JOBS_CHANGED)
                     await self.steps.take(session, row, now)
 
     # --- calls of agents ---
@@ -196,6 +195,7 @@ class JobRuns:
                 project=places.project_cache, team=places.team_cache, huggingface=places.huggingface_cache
             ),
             cache_grant=await self._cache_grant(row, project, spec, volume),
+            loaded=places.loaded,
         )
 
     async def _secrets(self, row: TrainingJobRow, rank: int, spec: TrainingJobSpec) -> dict[str, str]:
