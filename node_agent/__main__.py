@@ -13,7 +13,10 @@ Example:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
-@click.option("--roles", help="What this agent is, comma-separated: node, cluster (default: BDN_AGENT_ROLES, or both).")
+@click.option(
+    "--roles",
+    help="What this agent is, comma-separated: node, cluster, job (default: BDN_AGENT_ROLES, or node,cluster).",
+)
 @click.version_option(__version__)
 def main(roles: str | None) -> None:
     """Keep mirrored files on this node's disk and stage them for its jobs.

@@ -303,7 +303,7 @@ async def open_agent(
 
         # Runs: the ranks of training jobs on this node.
         stages = StageService(registry, lifecycle, trust.check, is_node="node" in settings.roles)
-        runs = await open_runs(stack, settings, client=client, volumes=volumes, stages=stages, wake=news.wake)
+        runs = await open_runs(stack, settings, client=client, volumes=volumes, stages=stages, news=news)
 
         # Mirror link: reports to the mirror and commands from it.
         verifications = VerificationCommands(scrubber, staged)
@@ -330,7 +330,6 @@ async def open_agent(
             news=news,
             journal=journal,
             state=volumes.state,
-            is_awaiting=lambda: runs is not None and runs.is_awaiting_go,
         )
 
         _watch(

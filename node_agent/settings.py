@@ -42,8 +42,8 @@ def _roles(value: object) -> object:
 
 
 def _gpu(value: object) -> object:
-    if isinstance(value, str):
-        kind, _, count = value.rpartition(":")
+    if not isinstance(value, tuple):
+        kind, _, count = str(value).rpartition(":")
         if not re.fullmatch(r"[A-Z][A-Z0-9_]{0,127}", kind) or not re.fullmatch(r"[0-9]{1,4}", count):
             raise ValueError("must be a type and a number of GPUs, such as H200:8")
         return kind, int(count)

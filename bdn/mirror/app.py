@@ -55,7 +55,7 @@ from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.training.controller import Controller
 from bdn.mirror.training.jobs import TrainingJobs
 from bdn.mirror.training.logs import Logs
-from bdn.mirror.training.runs import Runs
+from bdn.mirror.training.runs import JobRuns
 from bdn.mirror.training.steps import Steps
 from bdn.mirror.upkeep.collection import Collector
 from bdn.mirror.upkeep.eviction import StoreEviction
@@ -279,7 +279,7 @@ async def open_mirror(
             Logs(database),
         )
         training_jobs = TrainingJobs(database, requests, projects, archives, steps, logs)
-        runs = Runs(database, signer, settings.grant_seconds, table, caches, steps, logs)
+        runs = JobRuns(database, signer, settings.grant_seconds, table, caches, steps, logs)
         controller = Controller(database, requests, table, steps)
         if work:
             await stack.enter_async_context(in_background(controller.run()))

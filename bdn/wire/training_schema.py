@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from bdn.core.errors import InvalidRequestError, NotSupportedError
 from bdn.core.source.uri import WeightsSource, normalise_mount
-from bdn.core.training.environment import CACHES, CHECKPOINTS, LOADED, WORKSPACE, Places, check_places, is_variable
+from bdn.core.training.environment import CACHES, CHECKPOINTS, LOADED, WORKSPACE, JobPlaces, check_places, is_variable
 from bdn.core.training.placement import Demand
 from bdn.core.training.states import Status
 from bdn.core.units import parse_size
@@ -257,11 +257,11 @@ class TrainingJobSpec(GrowingModel):
     truss_user_env: _Opaque = None
 
     @property
-    def places(self) -> Places:
+    def places(self) -> JobPlaces:
         """Raises ``InvalidMountError``."""
         runtime = self.runtime
         cache, loading, checkpointing = runtime.cache, runtime.loading, runtime.checkpointing
-        return Places(
+        return JobPlaces(
             working=None if self.enable_baseten_workdir is False else WORKSPACE,
             checkpoints=None
             if checkpointing is None

@@ -18,7 +18,7 @@ from bdn.net.api_clients import MirrorClient
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
-from node_agent.background_tasks import BackgroundTasks, in_steps, in_thread
+from node_agent.background_tasks import BackgroundTasks, happens_within, in_steps, in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room, check_fitness
 from node_agent.fetch.peers import Members
@@ -42,6 +42,7 @@ class ChangeSignal:
     def __init__(self) -> None:
         self.beat: Callable[[], Awaitable[None]] | None = None  # set by ``Heartbeats``
         self.version = 1
+        self.awaits_command = asyncio.Event()  # while set, no pause delays the next command
         self._event = asyncio.Event()
 
     def tell(self) -> None:
@@ -258,8 +259,7 @@ class Heartbeats:
     holdings.
 
     ``identity`` is a heartbeat with this agent's identity, for the mirror and its peers, and nothing else. ``state``
-    returns other fields that change: job volumes and training caches. While ``is_awaiting`` a command, no pause delays
-    it.
+    returns other fields that change: job volumes and training caches.
     """
 
     def __init__(
@@ -274,7 +274,6 @@ class Heartbeats:
         news: ChangeSignal,
         journal: Journal,
         state: Callable[[], Mapping[str, object]],
-        is_awaiting: Callable[[], bool] = lambda: False,
     ) -> None:
         self._identity = identity
         self._client = client
@@ -286,7 +285,6 @@ class Heartbeats:
         news.beat = self.beat
         self._journal = journal
         self._state = state
-        self._is_awaiting = is_awaiting
         self._told = HoldingsTold()
         self._telling = asyncio.Lock()
         self._most_bytes = _MOST_BYTES
@@ -380,7 +378,10 @@ class Heartbeats:
                 self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, members change, or it keeps no request open
                 pause = 1.0 if reply.pending or are_others else reply.interval_seconds
-                await asyncio.sleep(min(pause, _AWAITING_SECONDS) if self._is_awaiting() else pause)
+                if self._news.awaits_command.is_set():
+                    await asyncio.sleep(_AWAITING_SECONDS)
+                else:
+                    await happens_within(pause, self._news.awaits_command)
 
     async def _tell(self) -> None:
         pauses = _pauses()

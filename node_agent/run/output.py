@@ -27,8 +27,6 @@ from node_agent.run.directory import RunDirectory, opened_plain
 
 logger = logging.getLogger(__name__)
 _BATCH_BYTES: Final = 512 * 1024  # JSON takes up to six times as much, and the mirror accepts 4 MiB
-_MOST_BYTES: Final = 768 * 1024**2  # not taken by the mirror; a fast job writes on while the oldest are dropped
-_KEPT_BYTES: Final = 512 * 1024**2
 _PIECE: Final = 1024**2
 _AGAIN_SECONDS: Final = 10.0
 _PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest_seconds=2.0))
@@ -80,10 +78,16 @@ class _Mark(BaseModel):
 
 @dataclass
 class OutputSender:
-    """``send`` is a call to the mirror. Open it once at a time for a directory."""
+    """``send`` is a call to the mirror. Use one at a time for a directory.
+
+    Of output beyond ``most_bytes`` that the mirror has not taken, all but the newest ``kept_bytes`` is dropped. Both are
+    far below 1 GiB, because a fast job writes on meanwhile.
+    """
 
     directory: RunDirectory
     send: Callable[[RunOutput], Awaitable[object]]
+    most_bytes: int = 768 * 1024**2
+    kept_bytes: int = 512 * 1024**2
     is_refused: bool = False  # the mirror does not know the run any more
     _mark: _Mark = field(default_factory=_Mark)
     _most: int = _BATCH_BYTES
@@ -164,10 +168,10 @@ class OutputSender:
         mark = self._mark
         with disk_errors(self.directory.output), opened_plain(self.directory.output) as file:
             size = os.fstat(file.fileno()).st_size
-            if size - mark.next <= _MOST_BYTES:
+            if size - mark.next <= self.most_bytes:
                 return
             begun, at, count = mark.next, mark.next, 0
-            while at < size - _KEPT_BYTES:
+            while at < size - self.kept_bytes:
                 if not (piece := os.pread(file.fileno(), _PIECE, at)):
                     break  # truncated by the job
                 end = piece.rfind(b"\n") + 1 or len(piece)  # whole lines, unless one is longer

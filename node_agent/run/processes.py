@@ -86,7 +86,7 @@ def _is_recorded(directory: RunDirectory, seconds: float) -> bool:
 def _process(directory: RunDirectory) -> int | None:
     """The launched process, if it is still the same one."""
     with suppress(OSError, ValueError, IndexError):
-        if _is_recorded(directory, 1.0):
+        if directory.is_launched and _is_recorded(directory, 1.0):  # perhaps being written by its shell
             pid, start = directory.pid.read_text().split()
             fields = _stat(int(pid))
             if fields[19] == start and fields[0] not in "ZX":

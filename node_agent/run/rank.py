@@ -68,7 +68,7 @@ class NodeServices:
 class Rank:
     """Its task is ``live``. After a kill of the agent, another ``Rank`` continues from the directory.
 
-    ``free_gpus`` returns the indices of GPUs for this rank.
+    ``free_gpus`` returns the indices of GPUs for this rank; ``on_state`` is called when its state has changed.
     """
 
     def __init__(
@@ -76,17 +76,21 @@ class Rank:
         run: str,
         rank: int,
         directory: RunDirectory,
+        *,
         services: NodeServices,
         free_gpus: Callable[[int], list[int]],
+        on_state: Callable[[], None],
     ) -> None:
         self.run = run
         self.rank = rank
         self.directory = directory
-        self.state: RankState = "STAGING"
+        # Also of an adopted rank: the mirror must not see it go back.
+        self.state: RankState = "RUNNING" if directory.is_going else "STAGED" if directory.is_ready else "STAGING"
         self.gpus: list[int] = []
         self.changed = asyncio.Event()
         self._services = services
         self._free_gpus = free_gpus
+        self._on_state = on_state
         self._outages = OutageRetry(self._wait_for, _POLICY)
         self._output = OutputSender(directory, lambda output: services.client.record_run_output(run, rank, output))
         self._stage: NodeStage | None = None
@@ -138,6 +142,7 @@ class Rank:
 
     def _enter(self, state: RankState) -> None:
         self.state = state
+        self._on_state()
         logger.info("rank %s", state, extra={"run": self.run, "rank": self.rank})
         self._notify()
 
@@ -293,6 +298,8 @@ class Rank:
     async def _follow(self, record: RunRecord) -> None:
         """Until the container has ended, its output is sent, and its directories are gone."""
         await in_thread(self._output.load)
+        if self.directory.is_ready:
+            await in_thread(self.directory.remove_login)
         with single_error():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_output())
@@ -319,9 +326,9 @@ class Rank:
         while await in_thread(process.is_alive):
             if self.state == "STAGING" and self.directory.is_ready:
                 await in_thread(self.directory.remove_login)
-                self._enter("RUNNING" if self.directory.is_going else "STAGED")
-                if self._may_go:
-                    await self.go()
+                self._enter("STAGED")
+            if self._may_go:
+                await self.go()
             if isinstance(full := self._volume and self._volume.error, ScratchFullError) and self._error is None:
                 self._error = full
                 self.stop()

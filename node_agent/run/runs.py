@@ -15,8 +15,9 @@ from bdn.wire.run_schema import NodeCapacity, RunCommand, RunReport
 from node_agent.background_tasks import BackgroundTasks, happens_within, in_thread
 from node_agent.disk.trash import Trash
 from node_agent.job.volumes import JobVolumes
+from node_agent.mirror_link.heartbeats import ChangeSignal
 from node_agent.run.capacity import capacity_of
-from node_agent.run.directory import RunDirectory
+from node_agent.run.directory import RunDirectory, RunRecord
 from node_agent.run.launchers import answering_launcher
 from node_agent.run.rank import OVER, NodeServices, Rank
 from node_agent.settings import AgentSettings
@@ -30,25 +31,18 @@ _TRASH: Final = ".trash"
 
 
 class Runs:
-    """The ranks of this node, by run and rank. ``wake`` is called when there is something to report. One event loop."""
+    """The ranks of this node, by run and rank. One event loop."""
 
-    def __init__(
-        self, root: Path, services: NodeServices, background: BackgroundTasks, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, root: Path, services: NodeServices, background: BackgroundTasks, news: ChangeSignal) -> None:
         self._root = root
         self._services = services
         self._background = background
-        self._wake = wake
+        self._news = news
         self._ranks: dict[tuple[str, int], Rank] = {}
 
     @property
     def capacity(self) -> NodeCapacity:
         return self._services.capacity
-
-    @property
-    def is_awaiting_go(self) -> bool:
-        """Whether a command should arrive without a pause, because the ranks of a job start together."""
-        return any(rank.state == "STAGED" for rank in self._ranks.values())
 
     async def run(self, command: RunCommand, tell: Callable[[Report], None]) -> None:
         """Carry out a command of the mirror; returns once it is answered."""
@@ -68,7 +62,7 @@ class Runs:
             changed, report = rank.changed, rank.report()
             if report != told:
                 tell(Report(id=command_id, run=report))
-                self._wake()
+                self._news.wake()
             if report.state in answers:
                 return
             told = report
@@ -83,26 +77,47 @@ class Runs:
 
     async def resume(self) -> None:
         """Adopt the ranks of an earlier agent. Stages and job volumes must be resumed already."""
-        for directory in await in_thread(self._found):
-            run, _, rank = directory.path.name.rpartition("-")
-            self._begin(run, int(rank))
+        for record in await in_thread(self._found):
+            self._begin(record.run, record.rank)
         self._background.start(self._look_up(), "runs that are over")
 
-    def _found(self) -> list[RunDirectory]:
+    def _found(self) -> list[RunRecord]:
+        """Of whole directories; the others are removed."""
         with disk_errors(self._root):
             make_folder(self._root, _PRIVATE)
-            found = [RunDirectory(path) for path in sorted(self._root.iterdir()) if path.name != _TRASH]
-        whole = [one for one in found if not one.path.name.startswith(".") and one.record() is not None]
-        for directory in found:
-            if directory not in whole:
-                self._services.trash.discard(directory.path)
-        return whole
+            paths = [path for path in sorted(self._root.iterdir()) if path.name != _TRASH]
+        found = []
+        for path in paths:
+            record = RunDirectory(path).record()
+            if record is None or path != self._directory(record.run, record.rank).path:
+                self._services.trash.discard(path)
+            else:
+                found.append(record)
+        return found
+
+    def _directory(self, run: str, rank: int) -> RunDirectory:
+        return RunDirectory(self._root / f"{run}-{rank}")
 
     def _begin(self, run: str, number: int) -> Rank:
-        rank = Rank(run, number, RunDirectory(self._root / f"{run}-{number}"), self._services, self._free_gpus)
+        rank = Rank(
+            run,
+            number,
+            self._directory(run, number),
+            services=self._services,
+            free_gpus=self._free_gpus,
+            on_state=self._note_state,
+        )
         self._ranks[run, number] = rank
+        self._note_state()
         self._background.start(rank.live(), f"run {rank.name}")
         return rank
+
+    def _note_state(self) -> None:
+        """The ranks of a job start together, so ``go`` should not wait for the next heartbeat of an idle agent."""
+        if any(rank.state == "STAGED" for rank in self._ranks.values()):
+            self._news.awaits_command.set()
+        else:
+            self._news.awaits_command.clear()
 
     def _free_gpus(self, count: int) -> list[int]:
         """Indices of GPUs that no other rank has. Raises ``InvalidRequestError`` if there are fewer."""
@@ -139,7 +154,7 @@ async def open_runs(
     client: MirrorClient,
     volumes: JobVolumes,
     stages: StageService,
-    wake: Callable[[], None],
+    news: ChangeSignal,
 ) -> Runs | None:
     """None without the role. Raises ``SettingsError``: no launcher works here."""
     if "job" not in settings.roles:
@@ -150,4 +165,4 @@ async def open_runs(
     capacity = await in_thread(capacity_of, settings, launcher)
     services = NodeServices(client, volumes, stages, capacity, settings.node, trash)
     background = await stack.enter_async_context(BackgroundTasks())
-    return Runs(root, services, background, wake)
+    return Runs(root, services, background, news)

@@ -11,6 +11,7 @@ until [ -e "$run/go" ] || [ -n "$stopped" ]; do sleep 0.05; done
 for file in "$run"/command.*; do
     [ -n "$stopped" ] && code=143 && break
     begin "$shell" "$(cat "$file")" & child=$!
+    [ -z "$stopped" ] || kill -TERM -1 2>/dev/null      # stopped since the line before the last: the trap missed this child
     wait "$child"; code=$?                              # a trapped signal ends this wait early
     while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
     [ "$code" = 0 ] || break                            # the first failure ends the rank

@@ -19,7 +19,7 @@ from bdn.net.chunk_server.receiving import BUFFERS
 from bdn.wire.grants import PushGrant, UploadGrant
 from tests.support.content.noise import MIB, noise
 from tests.support.mirror.job import Job
-from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.mirror.uploads import Upload, Uploads, archives_of, uploads_of
 
 LARGE = noise(17 * MIB + 3, 1)
@@ -103,6 +103,22 @@ async def test_archive__is_not_a_checkpoint_to_those_who_list_or_load_them(
     assert (await mirror.failed(source(f"bt://{project}@job1/.archive")))["code"] == "SOURCE_NOT_FOUND"
 
 
+async def test_archive__stays_when_checkpoints_expire(tmp_path: Path) -> None:
+    at = [1_800_000_000.0]
+    async with (
+        mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0]) as mirror,
+        uploads_of(mirror) as uploads,
+    ):
+        project, upload = await project_of(mirror), await uploads.begin()
+        await upload.ask("put_object", Body=b"code")
+        await committed(mirror, upload, project)
+        at[0] += 1
+        await project_of(mirror)  # a version of its checkpoint that is newer than the archive
+    at[0] += 101
+    async with mirror_under_test(tmp_path / "mirror", clock=lambda: at[0], checkpoint_seconds=100) as mirror:
+        await until(lambda: mirror.behind.query("SELECT name FROM checkpoints") == [(".archive",)])
+
+
 async def test_archive_of_a_job__is_reused_by_another_and_outlives_the_first(
     mirror: MirrorUnderTest, uploads: Uploads
 ) -> None:
@@ -134,10 +150,10 @@ async def test_key__that_is_no_completed_upload_of_the_caller__is_refused(tmp_pa
         await lost.ask("put_object", Body=b"code")
         at[0] += GIVEN_UP_SECONDS + 1
         assert (await mirror.ended(lost.key))["error"]["code"] == "PUSH_GIVEN_UP"
-        push = (await mirror.get("/mirror"))["items"][-1]["id"]
+        pushed = await mirror.get("/mirror", source="bt://llama@job1/checkpoint-100")
         for key, problem in {
             "mir_" + "0" * 24: "does not exist, or is not yours",
-            push: "does not exist, or is not yours",
+            pushed["items"][0]["id"]: "does not exist, or is not yours",
             used.key: "was used by another job",
             aborted.key: "has ended",
             lost.key: "has ended",
@@ -313,19 +329,30 @@ async def test_endpoint__is_where_the_client_came_from(mirror: MirrorUnderTest, 
 async def test_upload_beyond_a_limit__is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bdn.mirror.jobs.pushes.UPLOAD_BYTES", 10)
     async with (
-        mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=1000) as mirror,
+        mirror_under_test(tmp_path / "mirror", serve=True, limit_push_bytes=10_000) as mirror,
         uploads_of(mirror) as uploads,
     ):
         upload = await uploads.begin()
         for _ in range(2):
             await upload.part(1, b"0123456789")
         assert (await upload.refusal("put_object", Body=b"x"))[:2] == (400, "EntityTooLarge")
-        monkeypatch.setattr("bdn.mirror.jobs.pushes.UPLOAD_BYTES", 10_000)
-        assert (await upload.refusal("put_object", Body=bytes(1000)))[:2] == (507, "QUOTA_EXCEEDED")
+        monkeypatch.setattr("bdn.mirror.jobs.pushes.UPLOAD_BYTES", 100_000)
+        assert (await upload.refusal("put_object", Body=bytes(10_000)))[:2] == (507, "QUOTA_EXCEEDED")
         assert (await mirror.get(f"/mirror/{upload.key}"))["status"] == "FAILED"
 
+        # Archives count for the quota of checkpoints.
+        project, first, second = await project_of(mirror), await uploads.begin(), await uploads.begin()
+        await first.ask("put_object", Body=noise(6000, 3))
+        await committed(mirror, first, project)
+        await second.ask("put_object", Body=noise(6000, 4))
+        with pytest.raises(UploadRefusedError, match="BDN_LIMIT_PUSH_BYTES"):
+            await committed(mirror, second, project, "job3")
 
-async def test_organisation_with_many_uploads__leaves_room_for_another(tmp_path: Path) -> None:
+
+async def test_organisation_with_many_uploads__leaves_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.api.uploads._SLOWEST", StallPolicy(window_seconds=3600.0))
     async with (
         mirror_under_test(tmp_path / "mirror", auth="token", token="operator") as mirror,
         uploads_of(mirror) as uploads,

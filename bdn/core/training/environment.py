@@ -21,7 +21,7 @@ _REFERENCE: Final = re.compile(r"\$(?:(BT_[A-Z0-9_]+)|\{(BT_[A-Z0-9_]+)\})")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class JobPlaces:
     """The directories of a job by their paths in it; None: the job has no such directory.
 
     ``caches`` is the base of the training caches.
@@ -52,7 +52,7 @@ class Places:
             yield from filter(None, (self.project_cache, self.team_cache, self.huggingface_cache))
 
 
-def check_places(places: Places, mounts: list[str]) -> None:
+def check_places(places: JobPlaces, mounts: list[str]) -> None:
     """Raise ``InvalidMountError`` for places that are equal, inside each other, or inside a directory of ours."""
     requested = [*mounts, *places.requested()]
     for place in requested:
@@ -87,7 +87,7 @@ class RankOf:
     leader: str
 
 
-def environment(of: RankOf, places: Places, plain: Mapping[str, str], secret: Mapping[str, str]) -> dict[str, str]:
+def environment(of: RankOf, places: JobPlaces, plain: Mapping[str, str], secret: Mapping[str, str]) -> dict[str, str]:
     """The complete environment. In ``plain`` values references to our variables are replaced, and nothing else."""
     ours = {
         "BT_TRAINING_JOB_ID": of.job_id,

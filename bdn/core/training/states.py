@@ -36,7 +36,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class JobRank:
     """A rank as its agent reported it last. ``exited_at``: when its commands were known to have ended."""
 
     node: str
@@ -61,7 +61,7 @@ class Job:
 
     status: Status
     since: float
-    ranks: tuple[Rank, ...] = field(default=())
+    ranks: tuple[JobRank, ...] = field(default=())
     ending_at: float | None = None
     failure: Failure | None = None
 
@@ -93,7 +93,7 @@ def advance(job: Job, now: float) -> Job:
     return job
 
 
-def wanted(job: Job, rank: Rank) -> Want | None:
+def wanted(job: Job, rank: JobRank) -> Want | None:
     """The command to the rank's agent; None if there is nothing left to do."""
     if not job.is_active or rank.state in OVER:
         return None
@@ -104,7 +104,7 @@ def wanted(job: Job, rank: Rank) -> Want | None:
     return "stage" if rank.state == "STAGING" else None
 
 
-def slowest(ranks: Sequence[Rank]) -> int | None:
+def slowest(ranks: Sequence[JobRank]) -> int | None:
     """The rank that has staged the smallest part of its bytes; None if none is STAGING."""
     staging = [number for number, rank in enumerate(ranks) if rank.state == "STAGING"]
     return min(staging, key=lambda number: ranks[number].fraction, default=None)
@@ -120,7 +120,7 @@ def _end(job: Job) -> Status:
     return "FAILED" if job.status == "RUNNING" else "DEPLOY_FAILED"
 
 
-def _is_over(rank: Rank, job: Job, now: float) -> bool:
+def _is_over(rank: JobRank, job: Job, now: float) -> bool:
     since = (job.ending_at or now) if rank.exited_at is None else rank.exited_at
     return rank.state in OVER or now - since >= LAST_PUSH_SECONDS
 
@@ -140,7 +140,7 @@ def _failure(job: Job, now: float) -> Failure | None:
     return None
 
 
-def _failure_of(number: int, rank: Rank, status: Status, now: float) -> Failure | None:
+def _failure_of(number: int, rank: JobRank, status: Status, now: float) -> Failure | None:
     named = f"rank {number} on node {rank.node}"
     if rank.state == "LOST":
         return rank.failure or Failure("NODE_LOST", f"{named}: the node is lost, or restarted without the run")

@@ -5,11 +5,11 @@ from typing import Annotated
 from fastapi import Path, Query, Response
 
 from bdn.mirror.api.callers import TEXT, Agent
-from bdn.mirror.training.runs import Runs
+from bdn.mirror.training.runs import JobRuns
 from bdn.net.api_server import new_router, provided
 from bdn.wire.run_schema import RunOutput, RunOutputReply, RunSpec
 
-_Runs = Annotated[Runs, provided(Runs)]
+_Runs = Annotated[JobRuns, provided(JobRuns)]
 _RunId = Annotated[str, Path(pattern=r"^[a-z0-9]{10}$")]
 _Rank = Annotated[int, Path(ge=0, lt=1000)]
 _Named = Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)]

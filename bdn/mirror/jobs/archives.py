@@ -16,6 +16,7 @@ from bdn.core.errors import (
     InvalidRequestError,
     LimitExceededError,
     NotFoundError,
+    QuotaExceededError,
     SourceNotFoundError,
     UploadRefusedError,
 )
@@ -91,10 +92,9 @@ class Archives:
         """Make the upload the archive of this job. Returns the archive's source; a repeated commit returns it again.
 
         Raises:
-            UploadRefusedError: the key is unknown or foreign, was used by another job, has expired, or its upload is
-                not complete.
+            UploadRefusedError: the key is unknown or foreign, was used by another job, or has expired; its upload is
+                not complete, or exceeds the organisation's quota.
             NotFoundError: the project does not exist, or is not the caller's.
-            QuotaExceededError: the organisation has no room for it.
         """
         uri = CheckpointUri(project_id, job_id, ARCHIVE)
         async with self.database.read() as session:
@@ -113,6 +113,8 @@ class Archives:
             await self.pushes.publish(push, Commit(PushScope(organisation, project.team), uri, [file]))
         except (NotFoundError, ChunksMissingError) as error:  # another caller or a scrub was faster
             raise UploadRefusedError(f"cannot be used any more ({error}): upload the archive again", key) from error
+        except QuotaExceededError as error:
+            raise UploadRefusedError(f"has no room: {error}", key) from error
         return str(uri)
 
     async def manifest(self, organisation: str, team: str | None, project_id: str, job_id: str) -> Digest | None:

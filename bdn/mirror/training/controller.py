@@ -51,6 +51,15 @@ class MissingSecretsError(SecretNotFoundError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Needs:
+    """What a job needs of nodes. It never changes."""
+
+    demand: Demand
+    has_cache: bool
+    require_cache_affinity: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Placed:
     cluster: str
     nodes: Sequence[Node]
@@ -68,6 +77,7 @@ class Controller:
     secrets: SecretTable
     steps: Steps
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
+    _needs: dict[str, _Needs] = field(default_factory=dict)  # by job: a request takes a millisecond to parse
     _running_since: float | None = None
     _ran_at: float = 0.0
     _upkeep_at: float = 0.0
@@ -103,6 +113,7 @@ class Controller:
             awaited = [row.mirror_id for row in rows if row.status == "CREATED" and row.mirror_id is not None]
             ended = await training.mirrors_that_ended(session, awaited) if awaited else {}
             agents = await training.job_agents(session, now) if rows else {}
+        self._needs = {row.id: self._needs[row.id] for row in rows if row.id in self._needs}
         ready: list[str] = []
         for row in rows:
             with self._surviving(row.id):
@@ -155,17 +166,17 @@ class Controller:
             spec = spec_of(row)
             await self._check_secrets(row.organisation, spec)
             async with self.database.read() as session:
-                await self._check_place(session, row, spec, now)
-                if spec.runtime.loading is not None and spec.places.loaded is not None:
-                    wanted, nodes = spec.runtime.loading.checkpoints or [], spec.compute.demand.nodes
-                    more, warnings = await loaded(session, row, wanted, spec.places.loaded, nodes)
-                    extras = [*extras, *more]
-            sources = [*spec.sources(), *map(_source, extras)]
-            mirror = (await self.requests.request(sources, row.organisation, row.requester_team)).id
+                nodes = _nodes(await training.job_agents(session, now), [], now)
+                outcome = await self._outcome(session, row, nodes)
+            if isinstance(outcome, Failure):
+                failure = outcome
+            else:
+                more, warnings = await self._loaded(row, spec)
+                extras = [*extras, *more]
+                sources = [*spec.sources(), *map(_source, extras)]
+                mirror = (await self.requests.request(sources, row.organisation, row.requester_team)).id
         except StoreUnavailableError:
             raise
-        except _UnplaceableError as error:
-            failure = error.failure
         except BdnError as error:
             failure = failure_of(error)
         except Exception as error:
@@ -194,10 +205,13 @@ class Controller:
         if (login := spec.login_secret) is not None:
             login_of(*login, str(values[login[1]]))
 
-    async def _check_place(self, session: ReadSession, row: TrainingJobRow, spec: TrainingJobSpec, now: float) -> None:
-        outcome = await self._outcome(session, row, spec, _nodes(await training.job_agents(session, now), [], now))
-        if isinstance(outcome, Failure):
-            raise _UnplaceableError(outcome)
+    async def _loaded(self, row: TrainingJobRow, spec: TrainingJobSpec) -> tuple[list[Json], list[str]]:
+        """The checkpoints to load as sources, and warnings."""
+        folder, loading = spec.places.loaded, spec.runtime.loading
+        if folder is None or loading is None:
+            return [], []
+        async with self.database.read() as session:
+            return await loaded(session, row, loading.checkpoints or [], folder, spec.compute.demand.nodes)
 
     # --- PENDING ---
 
@@ -227,9 +241,8 @@ class Controller:
         for row in rows:
             if row.id not in ready or row.status not in ("CREATED", "PENDING") or row.ending_at is not None:
                 continue
-            full = await training.read_request(session, row)
-            outcome = await self._outcome(session, row, full_spec := TrainingJobSpec.model_validate(full), nodes)
-            demand = full_spec.compute.demand
+            outcome = await self._outcome(session, row, nodes)
+            demand = (await self._needs_of(session, row)).demand
             if isinstance(outcome, _Placed):
                 nodes = [_taken(node, demand) if node in outcome.nodes else node for node in nodes]
             elif isinstance(outcome, Waiting):
@@ -237,13 +250,18 @@ class Controller:
             outcomes.append((row, outcome))
         return outcomes
 
-    async def _outcome(
-        self, session: ReadSession, row: TrainingJobRow, spec: TrainingJobSpec, nodes: Sequence[Node]
-    ) -> _Outcome:
-        demand, cache = spec.compute.demand, spec.runtime.cache
-        project = await training.project_of(session, row)
-        pinned = project.cache_cluster if cache is not None else None
-        requires = cache is None or cache.require_cache_affinity is not False
+    async def _needs_of(self, session: ReadSession, row: TrainingJobRow) -> _Needs:
+        if (known := self._needs.get(row.id)) is None:
+            spec = TrainingJobSpec.model_validate(await training.read_request(session, row))
+            cache = spec.runtime.cache
+            requires = cache is None or cache.require_cache_affinity is not False
+            known = self._needs[row.id] = _Needs(spec.compute.demand, cache is not None, requires)
+        return known
+
+    async def _outcome(self, session: ReadSession, row: TrainingJobRow, nodes: Sequence[Node]) -> _Outcome:
+        needs, project = await self._needs_of(session, row), await training.project_of(session, row)
+        demand, requires = needs.demand, needs.require_cache_affinity
+        pinned = project.cache_cluster if needs.has_cache else None
         try:
             found = place(demand, nodes, project.name, pinned, require_cache_affinity=requires)
         except CacheAffinityError as error:
@@ -262,7 +280,7 @@ class Controller:
                 row.waiting_for, row.updated_at = outcome.reason, now
             case _Placed():
                 agents = await training.job_agents(session, now)
-                demand = TrainingJobSpec.model_validate(await training.read_request(session, row)).compute.demand
+                demand = (await self._needs_of(session, row)).demand
                 row.cluster = outcome.cluster
                 row.ranks = [_rank(agents[node.cluster, node.name], demand) for node in outcome.nodes]
                 names = ", ".join(node.name for node in outcome.nodes)
@@ -305,12 +323,6 @@ class Controller:
                     await self.steps.say(session, row, now, f"no output for an hour; the job is {row.status}")
         async with self.database.write() as session:
             await training.expire_logs(session, now - _LOG_SECONDS)
-
-
-class _UnplaceableError(Exception):
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 def _mirror_failure(status: str, error: Json | None) -> Failure:

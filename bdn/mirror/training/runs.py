@@ -53,7 +53,7 @@ def login_of(registry: str, secret: str, value: str) -> RegistryLogin:
 
 
 @dataclass
-class Runs:
+class JobRuns:
     """Commands are a function of the rows: repeated until reported, also after a restart of either side."""
 
     database: Database
@@ -168,9 +168,7 @@ class Runs:
             self.database.now() + _PUSH_SECONDS,
             project.team,
         )
-        environ = environment(
-            of, places, spec.runtime.plain, {name: secrets[of_] for name, of_ in spec.runtime.secrets.items()}
-        )
+        secret = {variable: secrets[name] for variable, name in spec.runtime.secrets.items()}
         login = spec.login_secret
         checkpointing = spec.runtime.checkpointing
         return RunSpec(
@@ -183,7 +181,7 @@ class Runs:
             cpus=spec.compute.cpu_count,
             memory_bytes=spec.compute.memory_bytes,
             commands=list(spec.runtime.start_commands or ()),
-            environment=environ,
+            environment=environment(of, places, spec.runtime.plain, secret),
             working_dir=places.working,
             archive=ARCHIVE if any(extra["is_archive"] for extra in row.extras) else None,
             read_grant=self.signer.sign(read) if mounts else None,
@@ -277,19 +275,18 @@ def _reported(row: TrainingJobRow, cluster: str, node: str, reports: Sequence[Ru
     """The ranks after these reports. Those that are late, repeated or another node's change nothing."""
     ranks: list[Json] = list(row.ranks)
     for report in reports:
-        before = _record_of(row, report.rank, cluster, node)
-        if row.status not in ACTIVE or before is None or not can_follow(ranks[report.rank]["state"], report.state):
+        is_its = row.status in ACTIVE and _record_of(row, report.rank, cluster, node) is not None
+        if not is_its or not can_follow((before := ranks[report.rank])["state"], report.state):
             continue
-        before = ranks[report.rank]
-        after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"}), "reported_at": now}
+        after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"})}
         if report.exit_code is None:  # a report that was delayed
             after["exit_code"] = before.get("exit_code")
-        is_progress = all(after[name] == before.get(name) for name in ("state", "exit_code", "error", "sync_status"))
-        if is_progress and now - before.get("reported_at", 0.0) < max(1.0, len(ranks) * _PROGRESS_SECONDS):
-            continue
-        has_exited = report.exit_code is not None or report.state == "ENDED"
+        has_exited = after["exit_code"] is not None or report.state == "ENDED"
         after["exited_at"] = before.get("exited_at") or (now if has_exited else None)
-        ranks[report.rank] = after
+        is_progress = all(after[name] == before.get(name) for name in ("state", "exit_code", "error", "sync_status"))
+        wait = max(1.0, len(ranks) * _PROGRESS_SECONDS) if is_progress else 0.0
+        if after != before and now - before.get("reported_at", 0.0) >= wait:
+            ranks[report.rank] = {**after, "reported_at": now}
     return ranks
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bdn.core.errors import BdnError
-from bdn.core.training.states import ACTIVE, Failure, Job, Rank, Status, Want, advance, wanted
+from bdn.core.training.states import ACTIVE, Failure, Job, JobRank, Status, Want, advance, wanted
 from bdn.mirror.db import mirrors, training
 from bdn.mirror.db.database import WriteSession
 from bdn.mirror.db.tables import Json, TrainingJobRow
@@ -40,9 +40,9 @@ def job_of(row: TrainingJobRow) -> Job:
     return Job(status, row.since, tuple(map(_rank_of, row.ranks)), row.ending_at, failure or None)
 
 
-def _rank_of(record: Json) -> Rank:
+def _rank_of(record: Json) -> JobRank:
     error = record.get("error")
-    return Rank(
+    return JobRank(
         record["node"],
         record["state"],
         record.get("exit_code"),

@@ -7,21 +7,24 @@ import tarfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from bdn.core.errors import NotFoundError
 from bdn.core.layout import Manifest
 from bdn.settings import SettingsError
 from bdn.wire.grants import Grant, GrantedMount
-from bdn.wire.heartbeat_schema import Command
+from bdn.wire.heartbeat_schema import Command, Heartbeat
 from bdn.wire.run_schema import RankState, RunCommand, RunOutput, RunOutputReply, RunReport, RunSpec, Want
 from bdn.wire.shapes import document_of
 from node_agent.run.launchers import answering_launcher
+from node_agent.stage.view.exposure import mounts_below
 from tests.doubles.http_origin import Answer, Request
 from tests.support.agent.mirror import AgentMirror
 from tests.support.waiting import until
@@ -59,7 +62,8 @@ class RunMirror(AgentMirror):
     specs: dict[tuple[str, int], RunSpec] = field(default_factory=dict)
     batches: defaultdict[str, dict[int, list[tuple[int, str]]]] = field(default_factory=lambda: defaultdict(dict))
     queries: list[str] = field(default_factory=list)  # of ``GET /runs``
-    takes_output: bool = True
+    loses_answers: bool = False  # it stores output, and the agent does not learn of it
+    behind: str | None = None  # the URL of a real mirror, which answers all that is not about runs
 
     def place(
         self,
@@ -141,7 +145,7 @@ class RunMirror(AgentMirror):
     def _respond(self, request: Request) -> Answer:
         found = re.match(r"/runs/(\w+)/(\d+)(/logs)?(\?.*)?$", request.target)
         if found is None:
-            return super()._respond(request)
+            return super()._respond(request) if self.behind is None else self._forward(self.behind, request)
         if self.down:
             raise ConnectionAbortedError
         run, rank = found[1], int(found[2])
@@ -150,19 +154,49 @@ class RunMirror(AgentMirror):
         if found[3] is None:
             self.queries.append(found[4])
             return Answer(200, content=spec.model_dump_json().encode())
-        if not self.takes_output:
-            raise ConnectionAbortedError
         output = RunOutput.model_validate_json(request.body)
         self.batches[run].setdefault(output.seq, output.lines)
+        if self.loses_answers:
+            raise ConnectionAbortedError
         return Answer(200, content=RunOutputReply(seq=output.seq).model_dump_json().encode())
 
+    def _forward(self, url: str, request: Request) -> Answer:
+        """As the real mirror answers; to a heartbeat at once, with the commands about runs."""
+        body, heartbeat = request.body, None
+        if request.target == "/agents/heartbeat":
+            heartbeat = Heartbeat.model_validate_json(body)
+            body = json.dumps(json.loads(body) | {"wait_seconds": 0, "reports": []}).encode()
+        passed = ("authorization", "content-type", "bdn-agent-token")
+        headers = {name: request.headers[name] for name in passed if name in request.headers}
+        with httpx2.Client(trust_env=False, timeout=60) as client:
+            answer = client.request(request.method, f"{url}{request.target}", content=body, headers=headers)
+        content = answer.content
+        if heartbeat is not None:
+            reply = json.loads(content)
+            reply["pending"] += [one.model_dump(exclude_none=True) for one in self.beat(heartbeat).pending]
+            content = json.dumps(reply | {"interval_seconds": 0.2}).encode()
+        kept = {
+            name: value for name, value in answer.headers.items() if name.lower().startswith(("bdn-", "x-bdn", "etag"))
+        }
+        return Answer(answer.status_code, kept, content)
 
-def containers() -> list[str]:
-    """Command lines of all sandboxes of this machine."""
+
+def command_lines() -> list[str]:
+    """Of all processes of this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             found.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
-        except OSError:
-            continue
     return found
+
+
+def left_of_runs(root: Path) -> list[str]:
+    """What a node with this data directory still has of its ranks: processes, mounts, directories, stages, volumes."""
+    cache = root / "cache"
+    folders = [root / "runs", cache / "jobs", cache / "mounts", cache / "views"]
+    names = [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir() if path.name[0] != "."]
+    stages = [
+        path for path in (cache / "stages").glob("*.json") if json.loads(path.read_bytes())["state"] != "RELEASED"
+    ]
+    processes = [line for line in command_lines() if str(root) in line]
+    return [*names, *map(str, stages), *processes, *map(str, mounts_below(root))]

@@ -5,10 +5,10 @@ from typing import Final
 import pytest
 
 from bdn.core.errors import InvalidMountError
-from bdn.core.training.environment import Places, RankOf, check_places, environment, ignored, is_variable
+from bdn.core.training.environment import JobPlaces, RankOf, check_places, environment, ignored, is_variable
 
 RANK: Final = RankOf("j" * 10, "job-1", "p" * 10, "llama 3", rank=1, group_size=2, gpus=8, leader="10.0.0.1")
-ALL: Final = Places(checkpoints="/mnt/ckpts", loaded="/tmp/loaded", caches="/root/.cache", huggingface=True)
+ALL: Final = JobPlaces(checkpoints="/mnt/ckpts", loaded="/tmp/loaded", caches="/root/.cache", huggingface=True)
 ALWAYS: Final = {
     "BT_TRAINING_JOB_ID": "j" * 10,
     "BT_TRAINING_JOB_NAME": "job-1",
@@ -24,7 +24,7 @@ ALWAYS: Final = {
 
 
 def test_environment__has_what_is_always_there_and_what_was_requested() -> None:
-    assert environment(RANK, Places(working=None), {}, {}) == ALWAYS
+    assert environment(RANK, JobPlaces(working=None), {}, {}) == ALWAYS
     assert environment(RANK, ALL, {}, {}) == ALWAYS | {
         "BT_WORKING_DIR": "/b10/workspace",
         "BT_CHECKPOINT_DIR": "/mnt/ckpts",

@@ -10,7 +10,7 @@ from bdn.core.training.states import (
     STAGE_SECONDS,
     Failure,
     Job,
-    Rank,
+    JobRank,
     RankStatus,
     Status,
     advance,
@@ -24,15 +24,15 @@ NOW: Final = BEGAN + 10
 FULL: Final = Failure("SCRATCH_FULL", "scratch is full")
 
 
-def rank(state: RankStatus, **fields: Any) -> Rank:
-    return Rank("n1", state, **fields)
+def rank(state: RankStatus, **fields: Any) -> JobRank:
+    return JobRank("n1", state, **fields)
 
 
-def ended(code: int = 0, **fields: Any) -> Rank:
+def ended(code: int = 0, **fields: Any) -> JobRank:
     return rank("ENDED", exit_code=code, exited_at=NOW - 1, **fields)
 
 
-def job(status: Status, *ranks: Rank, **fields: Any) -> Job:
+def job(status: Status, *ranks: JobRank, **fields: Any) -> Job:
     return Job(status, BEGAN, ranks, **fields)
 
 
@@ -146,7 +146,7 @@ def test_a_failed_command__is_named_with_its_rank_and_code(code: int, words: str
 
 
 def test_a_stage_timeout__names_the_slowest_rank() -> None:
-    slow = Rank("n2", "STAGING", bytes_done=3, bytes_total=7)
+    slow = JobRank("n2", "STAGING", bytes_done=3, bytes_total=7)
     failure = advance(job("DEPLOYING", rank("STAGED"), slow), BEGAN + STAGE_SECONDS).failure
     assert failure is not None
     assert "rank 1 on node n2 had staged 3 of 7 bytes" in failure.message

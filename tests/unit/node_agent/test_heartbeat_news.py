@@ -113,8 +113,12 @@ class Cache:
 class Node:
     """Heartbeats of a node that evicts in a tenth of a second."""
 
-    def __init__(self, mirror: Mirror | ScriptedMirror, folder: Path, background: BackgroundTasks) -> None:
+    def __init__(
+        self, mirror: Mirror | ScriptedMirror, folder: Path, background: BackgroundTasks, *, awaits: bool = False
+    ) -> None:
         self.cache, self.news = Cache(), ChangeSignal()
+        if awaits:
+            asyncio.get_running_loop().call_later(7, self.news.awaits_command.set)
         journal = Journal(folder / "journal", lambda: 0.0, lambda _: None)
         journal.open()
         given: Any = {
@@ -204,13 +208,13 @@ def test_what_a_mirror_that_fails_was_told_is_told_again_while_another_request_i
     assert 4 < run_hurried(run()) < 6  # after pauses of one second and of two; the open request ends at ten
 
 
-def asked_at(script: str, folder: Path) -> list[float]:
-    """When an agent sends heartbeats to a mirror that answers so."""
+def asked_at(script: str, folder: Path, *, awaits: bool = False) -> list[float]:
+    """When an agent sends heartbeats to a mirror that answers so; from the seventh second on it may await a command."""
 
     async def run() -> list[float]:
         mirror = ScriptedMirror(script)
         async with BackgroundTasks() as background:
-            Node(mirror, folder, background)
+            Node(mirror, folder, background, awaits=awaits)
             await mirror.is_over.wait()
         return mirror.asked_at
 
@@ -223,3 +227,10 @@ def test_a_mirror_that_is_down_is_asked_less_and_less_often_until_it_answers(tmp
 
 def test_a_mirror_that_keeps_no_request_open_is_asked_as_often_as_it_says(tmp_path: Path) -> None:
     assert asked_at("....", tmp_path) == [0, 5, 10, 15]
+
+
+def test_agent_that_awaits_a_command__sends_the_next_heartbeat_without_a_pause(tmp_path: Path) -> None:
+    times = asked_at(".....", tmp_path, awaits=True)
+
+    assert times[:3] == [0, 5, 7]
+    assert times[-1] < 7.5

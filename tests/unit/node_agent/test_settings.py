@@ -30,6 +30,7 @@ def test_the_environment_sets_everything(monkeypatch: pytest.MonkeyPatch) -> Non
         "BDN_AGENT_NODE": "n1",
         "BDN_AGENT_PORT": "8470",
         "BDN_AGENT_EXPOSURE": "symlink",
+        "BDN_AGENT_GPU": "A100_40GB:8",
     }.items():
         monkeypatch.setenv(name, value)
 
@@ -39,6 +40,7 @@ def test_the_environment_sets_everything(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (settings.cache_bytes, settings.headroom_bytes) == (500 * 10**9, 64 * 2**20)
     assert (settings.roles, settings.node, settings.port) == (("node",), "n1", 8470)
     assert (settings.url, settings.token, settings.exposure) == ("http://mirror:8460", "t0ken", "symlink")
+    assert settings.gpu == ("A100_40GB", 8)
     assert "t0ken" not in repr(settings)
 
 
@@ -61,7 +63,12 @@ def test_a_file_sets_what_the_environment_does_not(monkeypatch: pytest.MonkeyPat
     ("BDN_AGENT_PORT", "8471/tcp", "valid integer"),
     ("BDN_URL", "tcp://10.0.0.1:8460", "such as http://mirror:8460"),
     ("BDN_URL", "http://mirror:http", "Port could not be cast to integer"),
-    ("BDN_AGENT_ROLES", "node,king", "'node' or 'cluster'"),
+    ("BDN_AGENT_ROLES", "node,king", "'node', 'cluster' or 'job'"),
+    ("BDN_AGENT_ROLES", "cluster,job", "job needs node"),
+    ("BDN_AGENT_JOB_LAUNCHER", "lxc", "'podman', 'docker' or 'bwrap'"),
+    ("BDN_AGENT_JOB_SLOTS", "-1", "greater than or equal to 0"),
+    ("BDN_AGENT_GPU", "8", "such as H200:8"),
+    ("BDN_AGENT_GPU", "h200:8", "such as H200:8"),
     ("BDN_AGENT_ROLES", "", "at least 1 item"),
     ("BDN_AGENT_EXPOSURE", "fuse", "'auto', 'bind', 'symlink' or 'none'"),
     ("BDN_AUTH", "maybe", "'off' or 'token'"),

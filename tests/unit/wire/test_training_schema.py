@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 from pydantic import ValidationError
 
-from bdn.core.training.environment import Places
+from bdn.core.training.environment import JobPlaces
 from bdn.core.training.placement import Demand
 from bdn.wire.training_schema import Compute, InstanceType, LogQuery, Runtime, TrainingJobRequest, TrainingJobSpec
 
@@ -18,7 +18,7 @@ def test_unset_fields__are_null_or_absent() -> None:
     names = TrainingJobSpec.model_fields
     unset = TrainingJobSpec.model_validate(dict.fromkeys(names))
     assert unset.model_dump() == TrainingJobSpec.model_validate({}).model_dump()
-    assert unset.places == Places()
+    assert unset.places == JobPlaces()
     assert unset.compute.demand == Demand(1)
 
 
@@ -95,7 +95,7 @@ def test_places__of_checkpoints() -> None:
     off = spec(
         runtime={"checkpointing_config": {"checkpoint_path": "/x"}, "load_checkpoint_config": {"checkpoints": named}}
     )
-    assert off.places == Places()
+    assert off.places == JobPlaces()
     assert spec(enable_baseten_workdir=False).places.working is None
 
 

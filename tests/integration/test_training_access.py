@@ -1,0 +1,78 @@
+"""What tokens see of training jobs: a team its own, another organisation nothing, an agent the runs of its cluster."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+
+from bdn.mirror.db import projects
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
+from tests.support.mirror.training_jobs import CPUS, spec
+
+pytest_plugins = ("tests.support.mirror.fixtures",)
+
+OPERATOR: Final = "the-operators"
+
+
+async def token(mirror: MirrorUnderTest, role: str, **fields: str) -> dict[str, str]:
+    body: Json = {"name": "n", "organisation": "acme", "role": role, **fields}
+    made = await mirror.http.post("/tokens", json=body)
+    assert made.status_code == 201, made.text
+    return {"Authorization": f"Bearer {made.json()['token']}"}
+
+
+async def test_a_job__is_its_teams_its_organisations_and_its_clusters(upstreams: None, tmp_path: Path) -> None:
+    async with mirror_under_test(
+        tmp_path / "mirror", auth="token", token=OPERATOR, bearer=OPERATOR, work=False
+    ) as mirror:
+        database = mirror.service.requests.database
+        for team in ("research", "other"):
+            await mirror.http.post("/teams", json={"name": team}, headers={"BDN-Organisation": "acme"})
+        async with database.write() as session:
+            project = (await projects.project(session, "acme", "research", "llama", database.now())).id
+        research, other = [await token(mirror, "controller", team=team) for team in ("research", "other")]
+        whole = await token(mirror, "controller")
+        rival = await token(mirror, "controller", organisation="rival")
+        here, there = [await token(mirror, "agent", cluster=cluster) for cluster in ("c", "d")]
+
+        async def ask(who: dict[str, str], method: str, path: str, **given: Any) -> httpx2.Response:
+            return await mirror.http.request(method, path, headers=who, **given)
+
+        heartbeat = {"node": "n1", "cluster": "c", "boot_id": "b", "roles": ["job"], "version": "1", "advertise": None}
+        beat = await ask(
+            here, "POST", "/agents/heartbeat", json={**heartbeat, "tiers": {}, "holdings": None, "capacity": CPUS}
+        )
+        assert beat.status_code == 200, beat.text
+        jobs = f"/v1/training_projects/{project}/jobs"
+        created = await ask(research, "POST", jobs, json={"training_job": spec()})
+        assert created.status_code == 200, created.text
+        job = created.json()["training_job"]["id"]
+        for _ in range(2):
+            await mirror.service.controller.look()
+
+        calls: list[tuple[str, str, Json | None]] = [
+            ("GET", jobs, None),
+            ("POST", jobs, {"training_job": spec()}),
+            ("GET", f"{jobs}/{job}", None),
+            ("PATCH", f"{jobs}/{job}", {"priority": 1}),
+            ("POST", f"{jobs}/{job}/logs", {}),
+            ("GET", f"{jobs}/{job}/logs", None),
+            ("POST", f"{jobs}/{job}/recreate", None),
+            ("POST", f"{jobs}/{job}/stop", None),
+            ("DELETE", f"{jobs}/{job}", None),
+        ]
+        for stranger in (other, rival):
+            for method, path, body in calls:
+                assert refusal(await ask(stranger, method, path, json=body)) == (404, "NOT_FOUND"), (method, path)
+            found = await ask(stranger, "POST", "/v1/training_jobs/search", json={"job_id": job})
+            assert found.json() == {"training_jobs": []}
+        for owner in (research, whole):
+            document = (await ask(owner, "GET", f"{jobs}/{job}")).json()["training_job"]
+            assert document["current_status"] == "TRAINING_JOB_DEPLOYING"
+
+        where = {"node": "n1", "boot_id": "b"}
+        assert (await ask(here, "GET", f"/runs/{job}/0", params=where)).status_code == 200
+        assert refusal(await ask(there, "GET", f"/runs/{job}/0", params=where)) == (404, "NOT_FOUND")
+        lines = {"seq": 0, "lines": [[1, "x"]]}
+        assert refusal(await ask(there, "POST", f"/runs/{job}/0/logs", json=lines)) == (404, "NOT_FOUND")
+        assert (await ask(here, "POST", f"/runs/{job}/0/logs", json=lines)).status_code == 200
