@@ -77,7 +77,7 @@ EMPTY: Final = {
 _ID: Final = re.compile(r"h100-1|up_id[0-9]{8}\.tgz|(?<![0-9A-Za-z_])(?:id[0-9]{8}|team[0-9]{6})\b")
 _FRESH: Final = re.compile(r"SESSION-TOKEN|http://127\.0\.0\.1.*")  # another one in each answer
 _NAMES: Final = ("gpuType", "name", "checkpoint_id", "relative_file_name", "node_id", "path")
-SETTINGS: Final = {"secrets_key": new_key(), "issuer_url": "https://bdn.example"}
+SETTINGS: Final[Json] = {"secrets_key": new_key(), "issuer_url": "https://bdn.example"}
 VALID: Final = {  # names that no cloud would give, and what stands for them
     "arn:aws:iam::1:role/r": "arn:aws:iam::123456789012:role/r",
     "workloadIdentityPools/p/providers/q": "workloadIdentityPools/pool/providers/provider",

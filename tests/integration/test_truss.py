@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +50,8 @@ class User:
     project: Json
 
     async def truss(self, *arguments: str, **environment: str) -> Finished:
-        return await asyncio.to_thread(partial(self.shell.run, "bdn", "truss", *arguments, **environment))
+        shell = replace(self.shell, extra=self.shell.extra | environment)
+        return await asyncio.to_thread(shell.run, "bdn", "truss", *arguments)
 
 
 @pytest.fixture
