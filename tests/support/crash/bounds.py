@@ -78,9 +78,8 @@ class Bounds:
             yield [item] * most, False
             yield [item] * (most + 1), True
         if (most := schema.get("maxProperties", _MOST)) < _MOST:
-            item = (
-                spoiler.right(schema["additionalProperties"]) if schema.get("additionalProperties") is not True else 0
-            )
+            inside = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)][0]
+            item = spoiler.right(inside) if inside is not True else 0
             yield {f"k{number}": item for number in range(most)}, False
             yield {f"k{number}": item for number in range(most + 1)}, True
 
