@@ -9,12 +9,12 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 import pytest
-from tests.support.mirror.training import gpus
 
 from bdn.mirror.db.secrets import new_key
 from bdn.mirror.db.tables import TrainingJobRow
@@ -22,6 +22,7 @@ from bdn.wire.cache_schema import FileSummary, pack
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.job import Job
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test
+from tests.support.mirror.training_jobs import gpus
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -76,6 +77,12 @@ EMPTY: Final = {
 _ID: Final = re.compile(r"h100-1|up_id[0-9]{8}\.tgz|(?<![0-9A-Za-z_])(?:id[0-9]{8}|team[0-9]{6})\b")
 _FRESH: Final = re.compile(r"SESSION-TOKEN|http://127\.0\.0\.1.*")  # another one in each answer
 _NAMES: Final = ("gpuType", "name", "checkpoint_id", "relative_file_name", "node_id", "path")
+SETTINGS: Final[Json] = {"secrets_key": new_key(), "issuer_url": "https://bdn.example"}
+VALID: Final = {  # names that no cloud would give, and what stands for them
+    "arn:aws:iam::1:role/r": "arn:aws:iam::123456789012:role/r",
+    "workloadIdentityPools/p/providers/q": "workloadIdentityPools/pool/providers/provider",
+    "a@b.iam": "account@project.iam",
+}
 SOURCES: Final = ("azure://", "cw://", "https://")  # that this mirror does not have
 
 HEADER: Final = json.dumps(
@@ -100,7 +107,10 @@ class Session:
     replayed: Counter[str] = field(default_factory=Counter)
 
     def mapped(self, text: str) -> str:
-        return self.ours.get(text) or _ID.sub(lambda found: self.ours.get(found[0], found[0]), text)
+        if text in self.ours:
+            return self.ours[text]
+        text = _ID.sub(lambda found: self.ours.get(found[0], found[0]), text)
+        return reduce(lambda so_far, names: so_far.replace(*names), VALID.items(), text)
 
     async def play(self, exchange: Json) -> None:
         call = call_of(exchange)
@@ -215,7 +225,7 @@ def call_of(exchange: Json) -> str:
 
 @pytest.fixture
 async def session(tmp_path: Path) -> AsyncIterator[Session]:
-    async with mirror_under_test(tmp_path / "mirror", serve=True, work=False, secrets_key=new_key()) as mirror:
+    async with mirror_under_test(tmp_path / "mirror", serve=True, work=False, **SETTINGS) as mirror:
         await FakeAgent(mirror, "n1", roles=["node", "job"], capacity=gpus(1, "H100")).beat()
         for name in ("aws_access_key_id", "hf_access_token"):
             assert (await mirror.http.put(f"/secrets/{name}", json={"value": "x"})).status_code == 200

@@ -204,8 +204,9 @@ async def test_checkpoints_of_a_job__are_one_for_each_name(world: World) -> None
 async def test_files_of_checkpoints__come_in_pages_and_each_address_answers_its_file(world: World) -> None:
     project = await pushed(world)
     path = f"/v1/training_projects/{project['id']}/jobs/{JOB}/checkpoint_files"
+    files: list[Json] = []
     for size in (1, 3, 1000, 10**9):
-        files: list[Json] = []
+        files.clear()
         token: int | None = 0
         while token is not None:
             answer = await world.research.ask("GET", f"{path}?page_size={size}&page_token={token}")

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +50,8 @@ class User:
     project: Json
 
     async def truss(self, *arguments: str, **environment: str) -> Finished:
-        return await asyncio.to_thread(self.shell.run, "bdn", "truss", *arguments, **environment)
+        shell = replace(self.shell, extra=self.shell.extra | environment)
+        return await asyncio.to_thread(shell.run, "bdn", "truss", *arguments)
 
 
 @pytest.fixture
@@ -80,10 +81,10 @@ def searched(mirror: MirrorUnderTest, training: FakeTraining) -> None:
     """truss looks a job up before it reads its checkpoints."""
     api: Any = mirror.service.api
 
-    @api.post("/v1/training_jobs/search")
     async def search() -> Json:
         return {"training_jobs": [one.model_dump(mode="json") for one in training.jobs]}
 
+    api.post("/v1/training_jobs/search")(search)
     api.router.routes.insert(0, api.router.routes.pop())  # before any other of this path
 
 

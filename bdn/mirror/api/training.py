@@ -95,7 +95,7 @@ async def read_log(
     end_epoch_millis: _Millis = None,
     direction: LogDirection | None = None,
     limit: Annotated[int | None, Query(ge=1, le=LINES_AT_ONCE)] = None,
-    min_level: Annotated[str | None, Query(max_length=256)] = None,
+    min_level: Annotated[str | None, Query(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")] = None,
 ) -> LogPage:
     query = LogQuery(
         start_epoch_millis=start_epoch_millis,

@@ -57,7 +57,7 @@ class Bounds:
             yield at, schema
         for name, inside in schema.get("properties", {}).items():
             yield from self._places(inside, (*at, name))
-        if schema.get("type") == "array":
+        if schema.get("type") == "array" and "items" in schema:  # and is not of a fixed length
             yield from self._places(schema["items"], (*at, _FIRST))
         if isinstance(inside := schema.get("additionalProperties"), dict):
             yield from self._places(inside, (*at, "key"))
@@ -73,14 +73,13 @@ class Bounds:
         if (most := schema.get("maxLength", _MOST)) < _MOST:
             yield "/" + "x" * (most - 1), False
             yield "/" + "x" * most, True
-        if (most := schema.get("maxItems", _MOST)) < _MOST and schema["type"] == "array":
+        if (most := schema.get("maxItems", _MOST)) < _MOST and "items" in schema:
             item = spoiler.right(schema["items"])
             yield [item] * most, False
             yield [item] * (most + 1), True
         if (most := schema.get("maxProperties", _MOST)) < _MOST:
-            item = (
-                spoiler.right(schema["additionalProperties"]) if schema.get("additionalProperties") is not True else 0
-            )
+            inside = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)][0]
+            item = spoiler.right(inside) if inside is not True else 0
             yield {f"k{number}": item for number in range(most)}, False
             yield {f"k{number}": item for number in range(most + 1)}, True
 

@@ -92,7 +92,7 @@ class Spoiler:
             others = known.get("additionalProperties")
             return named or ({"x": self.right(others)} if isinstance(others, dict) else {})
         if known.get("type") == "array":
-            return [self.right(known["items"])]
+            return [self.right(one) for one in known.get("prefixItems", (known.get("items"),))]
         if known.get("type") == "string":
             return next(text for text in _RIGHT if re.search(known.get("pattern", ""), text))
         return False if known.get("type") == "boolean" else known.get("minimum", 1)
