@@ -166,14 +166,6 @@ def test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node(node: Shell, tal
     tally.add(scenarios=3, faults=1, repaired=1, refused=4)
 
 
-def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
-    nothing = "0" * 24
-    assert node.run("bdn", "stage", f"mir_{nothing}", "--job", "x").code == 4
-    assert node.run("bdn", "unstage", f"stg_{nothing}").code == 4
-    assert node.run("bdn-admin", "evict", "hf://org/never").code == 4
-    assert node.run("bdn-admin", "evict", "--all", "--node", "nobody").code == 4
-
-
 @pytest.mark.production
 def test_what_was_prefetched_is_staged_without_moving_a_byte(node: Shell) -> None:
     mirrored = node.run("bdn", "mirror", "hf://org/model", "--mount", "/app/model", "--wait", "--json").document
