@@ -18,13 +18,7 @@ OLD: Final = "user_artifacts/old"
 
 
 def told(shell: Shell, *words: str, code: int = 0) -> Any:
-    return told_by(shell, "cache", *words, code=code)
-
-
-def told_by(shell: Shell, *words: str, code: int = 0) -> Any:
-    done = shell.run("bdn-admin", *words, "--json")
-    assert done.code == code, done.out + done.err
-    return done.document
+    return shell.told("bdn-admin", "cache", *words, code=code)
 
 
 def volume_of(shell: Shell) -> str:
@@ -93,7 +87,7 @@ def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: 
             kept, gone = (granted(cluster, volume_id, project=name) for name in ("kept", "gone"))
             project, others = opened(root, gone), opened(root, kept)
             (project / "x").write_bytes(b"")
-        assert told_by(cluster.shell(), "projects", "rm", "gone")["id"] == gone["project_id"]
+        assert cluster.shell().told("bdn-admin", "projects", "rm", "gone")["id"] == gone["project_id"]
         found = told(cluster.shell(), "ls")
         assert [one["project_name"] for one in found["items"]] == ["kept"]
         assert [(one["project_id"], one["state"]) for one in found["removals"]] == [(gone["project_id"], "PENDING")]

@@ -96,24 +96,6 @@ async def test_what_was_recorded_is_read_beside_the_event_loop(
         assert threading.current_thread() not in readers  # its lock is held while a busy disk is waited for
 
 
-@pytest.mark.parametrize("is_earlier", [False, True])
-async def test_new_holdings_are_told_at_once_and_not_told_again(
-    mirror: ListeningMirror, rig: Rig, is_earlier: bool
-) -> None:
-    mirror.is_earlier = is_earlier
-    manifest = mirror.publish({"f": b"content"})
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest, job="job")
-        told = await mirror.heard(lambda beat: any(one.complete for one in held(beat)))
-        (holding,) = held(told)
-        assert holding.manifest == str(manifest.digest)
-        assert (holding.bytes, holding.held_by) == (7, ["job"])
-
-        await agent.stages.release(stage.id)
-        await mirror.heard(lambda beat: any(not one.held_by for one in held(beat)))
-        await mirror.heard(lambda beat: beat.holdings is None and beat.changes is None)
-
-
 async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(
     mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,14 +48,14 @@ async def used(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
 async def test_what_nobody_needs_makes_room_for_a_volume_and_what_is_leased_stays(
     rig: Rig, mirror: AgentMirror
 ) -> None:
-    idle, needed = published(mirror, 1, 30 * MIB), published(mirror, 2, 20 * MIB)
+    idle, needed = published(mirror, 1, 10 * MIB), published(mirror, 2, 15 * MIB)
     async with rig.agent() as agent:
         await used(agent, mirror, idle)
         await staged(agent, mirror, needed)
         with pytest.raises(CacheFullError) as full:
             await a_volume(agent, 50 * MIB)
         assert full.value.details()["needed_bytes"] == 50 * MIB
-        assert full.value.details()["leased_bytes"] == 20 * MIB
+        assert full.value.details()["leased_bytes"] == 15 * MIB
         assert agent.cache.index.holds(idle.digest)
         with pytest.raises(CacheTooSmallError):
             await a_volume(agent, 65 * MIB)
@@ -100,7 +100,7 @@ async def test_what_a_job_writes_takes_nothing_from_the_cache(rig: Rig, mirror: 
 
 
 async def test_volumes_on_another_disk_are_bounded_by_that(rig: Rig, mirror: AgentMirror, tmp_path: Path) -> None:
-    model = published(mirror, 1, 60 * MIB)
+    model = published(mirror, 1, 5 * MIB)
     other = Path("/dev/shm") / tmp_path.name  # another file system, wherever the tests lie
     try:
         async with rig.agent(scratch_dir=other) as agent:
