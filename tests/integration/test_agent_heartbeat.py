@@ -53,7 +53,7 @@ class ListeningMirror(AgentMirror):
 
 def held(heartbeat: Heartbeat) -> list[Holding]:
     """What it says of holdings: all, or what has changed."""
-    return (heartbeat.changes.held if heartbeat.changes else heartbeat.holdings) or []
+    return heartbeat.changes.held if heartbeat.changes else []
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(mirro
         assert (first.node, first.cluster, first.roles) == ("node-1", "east", ["node"])
         assert first.boot_id == boot_id()
         assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
-        assert (first.holdings, first.changes) == (None, None)  # the answer says what the mirror has already
+        assert first.changes is None  # the answer says what the mirror has already
         assert first.tiers["node"].budget == MIB
 
 
@@ -96,11 +96,7 @@ async def test_what_was_recorded_is_read_beside_the_event_loop(
         assert threading.current_thread() not in readers  # its lock is held while a busy disk is waited for
 
 
-@pytest.mark.parametrize("is_earlier", [False, True])
-async def test_new_holdings_are_told_at_once_and_not_told_again(
-    mirror: ListeningMirror, rig: Rig, is_earlier: bool
-) -> None:
-    mirror.is_earlier = is_earlier
+async def test_new_holdings_are_told_at_once_and_not_told_again(mirror: ListeningMirror, rig: Rig) -> None:
     manifest = mirror.publish({"f": b"content"})
     async with rig.agent() as agent:
         stage = await staged(agent, mirror, manifest, job="job")
@@ -111,7 +107,7 @@ async def test_new_holdings_are_told_at_once_and_not_told_again(
 
         await agent.stages.release(stage.id)
         await mirror.heard(lambda beat: any(not one.held_by for one in held(beat)))
-        await mirror.heard(lambda beat: beat.holdings is None and beat.changes is None)
+        await mirror.heard(lambda beat: beat.changes is None)
 
 
 async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(

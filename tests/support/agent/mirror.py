@@ -105,7 +105,6 @@ class AgentMirror:
     ring: dict[str, MemberDocument] | None = None  # members by node: whoever beats joins; None keeps all agents alone
     epoch: int = 1
     bucket: AgentBucket | None = None  # where its chunks are to be read; what ``publish`` stores is put there as well
-    is_earlier: bool = False  # of the version before: it takes all holdings at once, and says nothing of them
     held: defaultdict[str, RecordedHoldings] = field(default_factory=lambda: defaultdict(RecordedHoldings))  # by node
 
     def __post_init__(self) -> None:
@@ -220,7 +219,7 @@ class AgentMirror:
             self.commands = [command for command in self.commands if command.id not in ended]
             commands = list(self.commands)
             epoch, members = self._join(heartbeat)
-            digest = None if self.is_earlier else self.held[heartbeat.node].record(heartbeat.changes)
+            digest = self.held[heartbeat.node].record(heartbeat.changes)
         return HeartbeatReply(
             members=members,
             epoch=epoch,
