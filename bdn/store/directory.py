@@ -11,7 +11,7 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -109,15 +109,6 @@ class DirectoryStore:
             self._check_is_there()
         for reason in map(self._reason, failed.values()):
             raise NotDeletedError(reason, frozenset(failed))
-
-    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        found: dict[Digest, int] = {}
-        with self._failures_mapped():
-            for digest in digests:
-                with suppress(FileNotFoundError):
-                    found[digest] = (self._chunks / digest.fanout).stat().st_size
-            self._check_is_there()
-        return found
 
     def listed(self) -> Iterator[StoredObject]:
         with self._failures_mapped():
