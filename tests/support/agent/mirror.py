@@ -163,7 +163,7 @@ class AgentMirror:
     def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
         """What an agent requests for one file, in order: its chunks, or the slab."""
         digest = next(entry.digest for entry in manifest.files if entry.path == path)
-        return list(self.trees[manifest.digest].layout.files[digest].fetched)
+        return list(self.trees[manifest.digest].layout[digest].fetched)
 
     def hold(self, chunk: Digest | None = None, then: Fault | None = None) -> tuple[threading.Event, asyncio.Event]:
         """The answer about this chunk, or about each, waits for the first event; the second is set once it is asked for."""
