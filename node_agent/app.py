@@ -433,5 +433,4 @@ def _identity(settings: AgentSettings, data_port: int) -> Heartbeat:
         advertise=advertise,
         version=__version__,
         tiers={},
-        holdings=None,
     )

@@ -81,7 +81,7 @@ async def test_a_slab_that_is_not_what_its_manifest_says_fails_the_stage_alone(
     mirror: AgentMirror, tmp_path: Path, code: str, said: str
 ) -> None:
     right, rig = mirror.publish(SMALL), Rig(mirror, tmp_path)
-    layouts = mirror.trees[right.digest].layout.files
+    layouts = mirror.trees[right.digest].layout
     files = {entry.path: layouts[entry.digest] for entry in right.files}
     if code == "INTERNAL":
         path = right.files[50].path

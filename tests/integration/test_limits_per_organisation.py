@@ -272,7 +272,7 @@ def test_requests_to_a_bucket__take_the_turns_of_the_organisation_that_reads_or_
             for organisation, asking in (
                 ("a", lambda: store.put(CHUNK, memoryview(CONTENT), writer="a")),
                 ("b", lambda: store.open(CHUNK, reader="b").close()),
-                ("", lambda: store.held([CHUNK])),
+                ("", lambda: store.fault(CHUNK)),
             ):
                 owners.clear()
                 asking()

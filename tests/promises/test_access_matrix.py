@@ -286,7 +286,7 @@ BODIES: Final[dict[str, Json]] = {
     "/caches/{project}/{cluster}/summary": {"volume_id": "0" * 32, "timestamp": "2026-11-25T10:00:00Z", "size_bytes": 0}
     | {"files": 0, "packed": pack([])},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
-    | {"tiers": {}, "holdings": None},
+    | {"tiers": {}},
 }
 
 
