@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -194,7 +194,13 @@ def test_a_bucket_that_is_gone_is_not_taken_for_one_without_the_chunk(store: Buc
     """An answer to HEAD does not say which."""
     store.put(CHUNK, memoryview(CONTENT))
     server.buckets.clear()
-    for act in (lambda: store.delete([CHUNK]), lambda: store.fault(CHUNK), store.owner, store.check):
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: store.delete([CHUNK]),
+        lambda: store.fault(CHUNK),
+        store.owner,
+        store.check,
+    )
+    for act in acts:
         with pytest.raises(StoreUnavailableError, match="NoSuchBucket"):
             act()
 

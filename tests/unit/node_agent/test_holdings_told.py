@@ -110,7 +110,7 @@ def test_of_two_heartbeats_at_once_one_is_taken_up_and_nothing_is_told_twice() -
     agent.settle()
     agent.hold(holding(1), holding(2))
     one, other = (agent.told.next(agent.held, agent.version, PLENTY) for _ in range(2))
-    digests = [agent.mirror.hear(telling and telling.change) for telling in (one, other)]
+    digests = [agent.mirror.hear(None if telling is None else telling.change) for telling in (one, other)]
     for number, (telling, digest) in enumerate(zip((other, one), digests[::-1], strict=True)):
         agent.told.heard(telling, agent.beats + 2 - number, digest)
     agent.beats += 2

@@ -59,7 +59,7 @@ class Mirror:
         self.asked.append(set(chunks.chunks))
         if len(self.asked) <= self.failures:
             raise StoreUnavailableError("the database is away")
-        held = self.inbox.store.held([Digest.parse(one) for one in chunks.chunks])
+        held = {one.digest for one in self.inbox.store.listed()}
         return ChunkList(chunks=[one for one in chunks.chunks if Digest.parse(one) not in held])
 
 
