@@ -269,7 +269,7 @@ def test_delete__disk_refuses_one_chunk__names_it_and_removes_the_others(
     with pytest.raises(NotDeletedError, match="Input/output error") as caught:
         store.delete([CHUNK, other])
     assert caught.value.left == {CHUNK}
-    assert [one.digest for one in store.listed()] == [CHUNK]
+    assert other not in {one.digest for one in store.listed()}
     store.delete([CHUNK])
     assert list(store.listed()) == []
 
