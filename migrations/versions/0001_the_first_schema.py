@@ -21,6 +21,7 @@ def upgrade() -> None:
         sa.Column("holdings_digest", sa.String(length=64), nullable=True),
         sa.Column("unsynced_bytes", sa.BigInteger(), nullable=False),
         sa.Column("caches", sa.JSON(), nullable=True),
+        sa.Column("state_at", sa.Float(precision=53), nullable=True),
         sa.Column("last_heartbeat", sa.Float(precision=53), nullable=False),
         sa.Column("joined_at", sa.Float(precision=53), nullable=True),
         sa.Column("left_at", sa.Float(precision=53), nullable=True),

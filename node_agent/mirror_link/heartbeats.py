@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -345,6 +346,7 @@ class Heartbeats:
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
+            "state_at": time.monotonic(),  # in one step with the state: of two heartbeats, the later has the later state
             **self._state(),
         }
         return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
