@@ -188,6 +188,9 @@ class MirrorClient(ContentClient):
     async def cache_summary(self, project: str) -> CacheSummaryDocument:
         return await self._call(CacheSummaryDocument, "GET", f"/caches/{quote(project, safe='')}/summary")
 
+    async def project_uses(self, project: str) -> Items[str]:
+        return await self._call(Items[str], "GET", f"/caches/{quote(project, safe='')}/uses")
+
     async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> TrainingCacheDirectory:
         path = f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}/summary"
         return await self._call(TrainingCacheDirectory, "PUT", path, body=body)
