@@ -41,6 +41,7 @@ from bdn.mirror.ingest.worker import Ingest, Worker
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
+from bdn.mirror.jobs.uses import ProjectUses, active_pushes, mounted_caches
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
@@ -236,7 +237,8 @@ async def open_mirror(
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
         pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
-        projects = Projects(database)
+        uses = ProjectUses(database, (active_pushes, mounted_caches))
+        projects = Projects(database, uses)
         if work and settings.checkpoint_seconds:
             expire = partial(projects.expire, settings.checkpoint_seconds)
             await stack.enter_async_context(in_background(repeated(expire, 60.0, "delete expired checkpoints")))
@@ -281,6 +283,7 @@ async def open_mirror(
             ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers),
             pushes,
             projects,
+            uses,
             TrainingCaches(database, signer, settings.cache_bytes),
             metrics,
             *filter(None, [issuer]),

@@ -179,6 +179,9 @@ class MirrorClient(ContentClient):
     async def forget_cache_volume(self, project: str, cluster: str) -> ProjectCache:
         return await self._call(ProjectCache, "DELETE", f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}")
 
+    async def project_uses(self, project: str) -> Items[str]:
+        return await self._call(Items[str], "GET", f"/caches/{quote(project, safe='')}/uses")
+
     async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> TrainingCacheDirectory:
         path = f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}/summary"
         return await self._call(TrainingCacheDirectory, "PUT", path, body=body)

@@ -80,7 +80,9 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     the agent knows: the reply contains members only if they differ. ``volume_id`` names the volume that
     the agent shares with other agents of its cluster, null before its first use. ``unsynced_bytes`` counts bytes of
     checkpoints in its job volumes that are not pushed yet. ``caches`` are mounted now. ``leaving``: the agent's last
-    heartbeat. ``events`` are recorded once the heartbeat is answered; the agent repeats them until then.
+    heartbeat. ``events`` are recorded once the heartbeat is answered; the agent repeats them until then. ``state_at``:
+    when the agent read this state, in seconds of its machine's monotonic clock, which a restart of the agent does not
+    set back. A heartbeat that was delayed does not replace a later state of the same boot.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
@@ -98,6 +100,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     unsynced_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
     caches: Annotated[list[CacheUse], Field(max_length=1000, fail_fast=True)] = []
     leaving: bool = False
+    state_at: Annotated[float, Field(ge=0, lt=2**63)] | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -337,6 +338,7 @@ class Heartbeats:
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
             "changes": telling.change if telling else None,
+            "state_at": time.monotonic(),  # in one step with the state: of two heartbeats, the later has the later state
             **self._state(),
         }
         return self._identity.model_copy(update=state), telling

@@ -79,6 +79,15 @@ async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(mirro
         assert first.tiers["node"].budget == MIB
 
 
+async def test_heartbeats_are_dated_in_the_order_of_their_states(mirror: ListeningMirror, rig: Rig) -> None:
+    async with rig.agent() as agent:
+        for _ in range(2):
+            await agent.heartbeats.beat()
+        dates = [beat.state_at or 0.0 for beat in list(mirror.heartbeats) if not beat.wait_seconds]  # one at a time
+        assert dates == sorted(set(dates))
+        assert dates[0] > 0
+
+
 async def test_what_was_recorded_is_read_beside_the_event_loop(
     mirror: ListeningMirror, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

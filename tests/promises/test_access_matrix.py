@@ -258,7 +258,7 @@ OPERATORS: Final = {
     "/collections",
     "/collections/{collection_id}",
 }
-AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary"}
+AGENTS: Final = {"/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/caches/{project}/uses"}
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",

@@ -194,9 +194,9 @@ class AgentRow(Base):
     ``joined_at`` is null while the agent is not a member of its cluster; ``left_at`` is set if that is because it
     announced its departure. ``holdings_digest`` is the agent's own name for the content of ``holdings``, null if it
     gave none; ``manifests`` is their number. ``unsynced_bytes`` counts checkpoints that exist only in the agent's job
-    volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``replaced`` names
-    the agent that reported as this node before, until ``replaced_at``; if that agent reports again, two agents have one
-    name, which is assumed until ``disputed_at``.
+    volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``state_at`` orders
+    the heartbeats of one boot. ``replaced`` names the agent that reported as this node before, until ``replaced_at``; if
+    that agent reports again, two agents have one name, which is assumed until ``disputed_at``.
     """
 
     __tablename__ = "agents"
@@ -212,6 +212,7 @@ class AgentRow(Base):
     holdings_digest: Mapped[str | None] = mapped_column(String(64))
     unsynced_bytes: Mapped[int] = mapped_column(default=0)
     caches: Mapped[list[Any] | None]
+    state_at: Mapped[float | None]
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]
     left_at: Mapped[float | None]

@@ -125,6 +125,7 @@ class Membership:
         """
         now, agent = self.clock(), (heartbeat.cluster, heartbeat.node)
         said = heartbeat.model_dump(include=_SAID)
+        dated = {**said, "state_at": heartbeat.state_at}
         async with self.database.read() as session:
             row = await agents.who_is(session, *agent)
         if row is not None and row.joined_at is not None and not heartbeat.leaving and _who(row) == _who(heartbeat):
@@ -132,9 +133,9 @@ class Membership:
             if not is_new and heartbeat.wait_seconds >= _TOGETHER_SECONDS:
                 self._heard[agent] = now
                 return row.holdings_digest or ""
-            digest = await self._note_known(heartbeat, said, now)
+            digest = await self._note_known(heartbeat, dated, now)
         else:
-            digest = await self._note_change(heartbeat, said, now)
+            digest = await self._note_change(heartbeat, dated, now)
         self._written(now)
         return digest
 
