@@ -109,7 +109,7 @@ def test_a_cache_stays_while_a_job_of_another_node_uses_it_and_no_earlier_grant_
     cluster = Cluster(tmp_path, {"BDN_AGENT_VOLUME_ROOT": str(root)})
 
     def in_use(*words: str) -> str:
-        error = told_by(other, *words, code=3)["error"]
+        error = other.told("bdn-admin", *words, code=3)["error"]
         assert error["code"] == "IN_USE"
         return str(error["message"])
 
