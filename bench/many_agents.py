@@ -94,7 +94,7 @@ class Fleet:
     def __init__(self, port: int, pid: int, agents: int, manifests: int) -> None:
         self.port, self.pid, self.agents, self.manifests = port, pid, agents, manifests
         self.epochs: dict[int, int] = {}
-        self.digests: dict[int, str | None] = {}
+        self.digests: dict[int, str] = {}
 
     def _held(self, count: int, changed: int | None = None) -> list[dict[str, Any]]:
         return [
@@ -113,10 +113,10 @@ class Fleet:
             "roles": ["node", "cluster"],
             "version": "1",
         }
-        state |= {"advertise": f"http://10.0.0.1:{number}", "tiers": {"node": _USE, "cluster": _USE}, "holdings": None}
+        state |= {"advertise": f"http://10.0.0.1:{number}", "tiers": {"node": _USE, "cluster": _USE}}
         body = json.dumps(state | {"epoch": self.epochs.get(number)} | fields).encode()
         reply = json.loads(await self._ask("POST", "/agents/heartbeat", body))
-        self.epochs[number], self.digests[number] = reply["epoch"], reply.get("holdings_digest")
+        self.epochs[number], self.digests[number] = reply["epoch"], reply["holdings_digest"]
         return dict(reply)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> bytes:
@@ -144,10 +144,7 @@ class Fleet:
         async def tell(number: int) -> None:
             async with limit:
                 held = self._held(self.manifests)
-                await self._beat(number, holdings=None)
-                if self.digests[number] is None:
-                    await self._beat(number, holdings=held)
-                    return
+                await self._beat(number)
                 for start in range(0, len(held), 1000):
                     change = {
                         "base": self.digests[number] if start else None,
@@ -202,10 +199,7 @@ class Fleet:
         for number in range(min(20, self.agents)):
             before = cpu_seconds(self.pid)
             for turn in range(5):
-                if self.digests[number] is None:
-                    await self._beat(number, holdings=self._held(self.manifests, turn))
-                else:
-                    await self._tell_change(number, turn)
+                await self._tell_change(number, turn)
             found.append(1000 * (cpu_seconds(self.pid) - before) / 5)
         return found
 

@@ -108,7 +108,7 @@ class _Meanwhile(threading.Thread):
 
     def run(self) -> None:
         agent = {"node": "n", "cluster": "c", "boot_id": "b", "roles": ["node"], "advertise": None, "version": "1"}
-        heartbeat: dict[str, Any] = {**agent, "tiers": {}, "holdings": []}
+        heartbeat: dict[str, Any] = {**agent, "tiers": {}}
         eviction = {"all": True, "tier": "node", "dry_run": True}
         while not self._over.wait(0.1):
             for kind, path, body in (

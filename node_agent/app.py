@@ -441,6 +441,5 @@ def _identity(settings: AgentSettings, data_port: int, runs: Runs | None) -> Hea
         advertise=advertise,
         version=__version__,
         tiers={},
-        holdings=None,
         capacity=None if runs is None else runs.capacity,
     )

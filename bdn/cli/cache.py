@@ -115,10 +115,12 @@ def _csv(files: Sequence[FileSummary]) -> str:
 @cache.command()
 @click.argument("project")
 @click.argument("path")
-@click.option("--force", is_flag=True, help="Delete even while jobs have the cache mounted; they lose these files.")
+@click.option("--force", is_flag=True, help="Delete even while the project is in use; its jobs lose these files.")
 @command_line
 async def rm(output: Output, *, project: str, path: str, force: bool) -> None:
-    """Delete PATH below a project's cache, as 'summarize' lists it. Refused (exit 3) while a job on this node has the cache mounted.
+    """Delete PATH below a project's cache, as 'summarize' lists it.
+
+    Refused (exit 3) while a job on any node has the cache mounted, or an upload to the project is running.
 
     The path disappears at once; the agent frees its space in the background.
 

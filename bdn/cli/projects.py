@@ -33,7 +33,7 @@ async def list_projects(output: Output) -> None:
 async def remove_project(output: Output, *, project: str) -> None:
     """Delete a project, by id or name, and all its checkpoints. This cannot be undone; manifests mirrored from its checkpoints stay.
 
-    Refused while an upload to the project is running. Repeat the command after an interruption.
+    Refused (exit 3) while an upload to the project is running, or a job on any node has its training cache mounted. Repeat the command after an interruption.
 
     \b
     Example: bdn-admin projects rm llama

@@ -33,18 +33,27 @@ class Manifest:
         return {entry.digest: entry.size for entry in self.files}
 
 
-class PackedLayouts(Mapping[Digest, FileLayout]):
-    """Layouts by file digest.
+class Layout(Mapping[Digest, FileLayout]):
+    """The layout of every distinct content of one manifest, by file digest.
 
     A layout of one chunk takes 44 bytes here instead of 500, and is rebuilt at each access.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: Digest) -> None:
+        self.manifest = manifest
         # 4 bytes each: the slab's number (0: no slab), the file's size, its offset in the slab.
         self._single = DigestTable(width=12)
         self._slabs: dict[tuple[Digest, int], int] = {}  # (digest, size) to number
         self._by_number: list[tuple[Digest, int] | None] = [None]
         self._others: dict[Digest, FileLayout] = {}
+
+    @classmethod
+    def of(cls, root: Root, pages: Iterable[bytes]) -> Self:
+        """Parse the pages, at 10 µs per file. Raises ``MalformedDocumentError``."""
+        files = cls(root.digest)
+        for file in files_of(pages):
+            files.add(file.layout)
+        return files
 
     def add(self, file: FileLayout) -> None:
         """For content in several slabs, the last slab wins."""
@@ -87,33 +96,17 @@ class PackedLayouts(Mapping[Digest, FileLayout]):
         return len(self._single) + len(self._others)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The layout of every distinct content of one manifest."""
-
-    manifest: Digest
-    files: PackedLayouts
-
-    @classmethod
-    def of(cls, root: Root, pages: Iterable[bytes]) -> Self:
-        """Parse the pages, at 10 µs per file. Raises ``MalformedDocumentError``."""
-        files = PackedLayouts()
-        for file in files_of(pages):
-            files.add(file.layout)
-        return cls(root.digest, files)
-
-
 def read_documents(root: Root, pages: Iterable[bytes]) -> tuple[Manifest, Layout]:
     """Parse all pages of a manifest, at 20 µs per file. Raises ``MalformedDocumentError``."""
     entries: list[FileEntry] = []
-    files = PackedLayouts()
+    layout = Layout(root.digest)
     try:
         for file in files_of(pages):
             entries.append(FileEntry(file.path, file.size, file.digest))
-            files.add(file.layout)
+            layout.add(file.layout)
         manifest = Manifest(root.digest, tuple(entries))
     except ValueError as error:
         raise MalformedDocumentError(f"not the pages of a manifest: {error}") from error
     if (len(entries), manifest.bytes_total) != (root.files_total, root.bytes_total):
         raise MalformedDocumentError("the pages of a manifest do not add up to its root's totals")
-    return manifest, Layout(root.digest, files)
+    return manifest, layout

@@ -1,6 +1,6 @@
 """The mirror's chunk store as a Protocol: chunks by digest, whose database rows say which chunks are needed."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import BinaryIO, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from bdn.core.chunk import Buffer, Digest
@@ -72,9 +72,6 @@ class MirrorStore(ChunkStore, Protocol):
 
         Raises ``NotDeletedError`` when some may still exist; any other ``StoreUnavailableError`` means that all may.
         """
-
-    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """Sizes of the given chunks that exist. Content is not verified."""
 
     def listed(self) -> Iterator[StoredObject]:
         """All chunks, in digest order. Chunks that are put or deleted meanwhile may be missed."""

@@ -111,6 +111,18 @@ class DirectFile:
         self._direct = self.descriptor = -1
 
 
+def write_read_only(path: Path, content: memoryview, writes: DirectWrites) -> None:
+    """Write a whole file that nobody changes any more. Durable, except for its name. Raises ``OSError``."""
+    file = DirectFile(path, writes)
+    try:
+        file.open()
+        file.write(content, 0)
+        os.fchmod(file.descriptor, 0o444)
+        os.fdatasync(file.descriptor)
+    finally:
+        file.close()
+
+
 class UncachedFile:
     """Reads a file from the disk itself: directly or, if the file system refuses that, after dropping its pages.
 

@@ -33,6 +33,7 @@ from bdn.mirror.db.events import Events
 from bdn.mirror.db.identity import database_id
 from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
+from bdn.mirror.db.training import active_jobs
 from bdn.mirror.db.waiting import Watch, in_background, repeated
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import Progress
@@ -44,6 +45,7 @@ from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
+from bdn.mirror.jobs.uses import ProjectUses, active_pushes, mounted_caches
 from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
@@ -248,7 +250,8 @@ async def open_mirror(
         pushes = Pushes(database, store, access, requests, readers, settings.limit_files, settings.limit_push_bytes)
         received = PushedChunks(pushes, asyncio.get_running_loop())
         archives = Archives(database, pushes)
-        projects = Projects(database)
+        uses = ProjectUses(database, (active_jobs, active_pushes, mounted_caches))
+        projects = Projects(database, uses)
         if work and settings.checkpoint_seconds:
             expire = partial(projects.expire, settings.checkpoint_seconds)
             await stack.enter_async_context(in_background(repeated(expire, 60.0, "delete expired checkpoints")))
@@ -312,6 +315,7 @@ async def open_mirror(
             ClientApi(training_jobs, projects, archives, caches, files, secrets, settings.public_url),
             training_jobs,
             runs,
+            uses,
             metrics,
             *filter(None, [issuer]),
         )

@@ -92,9 +92,6 @@ class MirrorClient(ContentClient):
     async def cancel(self, mirror_id: str) -> Mirror:
         return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
 
-    async def mirrors(self, params: dict[str, str]) -> Page[Mirror]:
-        return await self._call(Page[Mirror], "GET", "/mirror", params=params)
-
     async def held(self) -> HeldManifests:
         found = await self._call(HeldManifests, "GET", "/manifests")
         while found.next_cursor is not None:
@@ -150,9 +147,6 @@ class MirrorClient(ContentClient):
         # A million files take minutes.
         return await self._call(Mirror, "POST", f"/pushes/{push_id}/commit", body=body, wait_seconds=600)
 
-    async def forget_push(self, push_id: str) -> Mirror:
-        return await self._call(Mirror, "DELETE", f"/pushes/{push_id}")
-
     async def checkpoints(self, project: str | None = None, job: str | None = None) -> Items[Checkpoint]:
         named = {"project": project, "job": job}
         given = {name: value for name, value in named.items() if value is not None}
@@ -186,8 +180,8 @@ class MirrorClient(ContentClient):
     async def forget_cache_volume(self, project: str, cluster: str) -> ProjectCache:
         return await self._call(ProjectCache, "DELETE", f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}")
 
-    async def cache_summary(self, project: str) -> CacheSummaryDocument:
-        return await self._call(CacheSummaryDocument, "GET", f"/caches/{quote(project, safe='')}/summary")
+    async def project_uses(self, project: str) -> Items[str]:
+        return await self._call(Items[str], "GET", f"/caches/{quote(project, safe='')}/uses")
 
     async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> TrainingCacheDirectory:
         path = f"/caches/{quote(project, safe='')}/{quote(cluster, safe='')}/summary"

@@ -1,8 +1,10 @@
 """Opens the source of a URI with the credentials of the request or of the process.
 
-A new scheme needs a URI in ``core/source/uri.py``, a folder here, and a row in ``_OPENERS``. Its endpoints and the
-process's own credentials are in ``settings.py``, the format of its secret is in ``sign_in.py``; a new way to sign in is
-declared in ``wire/mirror_schema.py`` and made in ``mirror/upstream/sign_ins.py``. Add its SDK to the import contracts.
+A new scheme needs a URI in ``core/source/uri.py``, a folder here, a row in ``_OPENERS`` and one in ``environment.py``.
+Its bytes must be readable over HTTP. Its endpoints and the process's own credentials are in ``settings.py``, the format
+of its secret is in ``sign_in.py``; a new way to sign in is declared in ``wire/mirror_schema.py`` and made in
+``mirror/upstream/sign_ins.py``. Its tests inherit ``tests/contract/source_contract.py``; its SDK is added to the import
+contracts.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -112,16 +112,6 @@ class BucketStore:
             _each(remove, list(digests))
         for reason in failed.values():
             raise NotDeletedError(reason, frozenset(failed))
-
-    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        """One HEAD per chunk, several at a time."""
-        wanted = list(digests)
-        found = _each(lambda digest: self._bucket.head(self._key(digest)), wanted)
-        return {
-            digest: int(headers.get("content-length", "0"))
-            for digest, headers in zip(wanted, found, strict=True)
-            if headers is not None
-        }
 
     def listed(self) -> Iterator[StoredObject]:
         for page in self._bucket.list_all(self._chunks):

@@ -11,7 +11,7 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from blake3 import blake3
 from bdn.core.chunk import CHUNK_SIZE, Buffer, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.store import DELETE_SENT_SECONDS, NotDeletedError, StoreDisk, StoredObject
-from bdn.disk.direct import DirectFile, DirectWrites
+from bdn.disk.direct import DirectWrites, write_read_only
 from bdn.disk.durable import kept_key, make_folder, sync_folder
 from bdn.store.boot_clock import since_boot
 
@@ -75,7 +75,7 @@ class DirectoryStore:
         with self._failures_mapped():
             written = self._incoming / self._own_name()
             try:
-                self._write_synced(written, content)
+                write_read_only(written, memoryview(content), self._writes)
                 self._make_fanout(target.parent)
                 written.rename(target)
             except OSError:
@@ -109,15 +109,6 @@ class DirectoryStore:
             self._check_is_there()
         for reason in map(self._reason, failed.values()):
             raise NotDeletedError(reason, frozenset(failed))
-
-    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        found: dict[Digest, int] = {}
-        with self._failures_mapped():
-            for digest in digests:
-                with suppress(FileNotFoundError):
-                    found[digest] = (self._chunks / digest.fanout).stat().st_size
-            self._check_is_there()
-        return found
 
     def listed(self) -> Iterator[StoredObject]:
         with self._failures_mapped():
@@ -197,16 +188,6 @@ class DirectoryStore:
         with suppress(FileNotFoundError):
             return sorted(path.name for path in self._quarantine.iterdir())
         return []
-
-    def _write_synced(self, path: Path, content: Buffer) -> None:
-        file = DirectFile(path, self._writes)
-        try:
-            file.open()
-            file.write(memoryview(content), 0)
-            os.fchmod(file.descriptor, 0o444)
-            os.fdatasync(file.descriptor)
-        finally:
-            file.close()
 
     def _make_fanout(self, folder: Path) -> None:
         """Make a chunk's folder durable: another thread or a killed process may have made it, and not synced."""

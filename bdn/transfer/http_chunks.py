@@ -10,20 +10,20 @@ from bdn.core.chunk import ByteRange, Digest
 from bdn.core.errors import NotFoundError, StoreUnavailableError
 from bdn.core.source.upstream import Location
 from bdn.net.http1.answer import TICK, Answer, AnswerDeadline, StalledError
-from bdn.net.http1.connection import split_address
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
 from bdn.net.tls import advice_on, failure_of_tls
 from bdn.transfer.chunk_readers import PartialChunk, WrongLengthError
 from bdn.wire.http_fields import MANIFEST_HEADER, SUSPECT_HEADER, chunk_path, format_range, parse_content_range
 from bdn.wire.shapes import error_from
 
-_REDIRECT_LIMIT: Final = 2  # the mirror may redirect to a signed URL of its store
-_WORDS_LIMIT: Final = 64 * 1024  # bytes of a redirect or an error
+_WORDS_LIMIT: Final = 64 * 1024  # bytes of an error
 
 
 @dataclass(frozen=True)
 class HttpChunkReader:
     """A ``ChunkReader`` over HTTP, without verification. ``bearer`` is a grant for a manifest that contains the chunks.
+
+    Follows no redirect: our services send none.
 
     ``manifest`` is for a peer that owns the chunks: the peer obtains chunks that it does not hold. ``is_suspect``: the
     chunks had wrong content before, so the server verifies them before sending. ``deadline`` is for one request;
@@ -40,28 +40,14 @@ class HttpChunkReader:
     def read_into(self, chunk: PartialChunk) -> None:
         if chunk.done and not chunk.missing:
             return
-        with _naming(urlsplit(self.base_url).netloc, is_ours=True):
-            self._read(chunk)
-
-    def _read(self, chunk: PartialChunk) -> None:
         start, size = chunk.done, len(chunk.buffer)
         url = urljoin(self.base_url, chunk_path(chunk.digest))
-        headers = self._headers(start, size)
-        for _ in range(_REDIRECT_LIMIT + 1):
-            with self.connections.get(url, headers, size - start, self.deadline) as answer:
-                if answer.status not in (302, 307):
-                    _check(answer, chunk.digest, start, size)
-                    _receive(answer, chunk, self.deadline)
-                    return
-                answer.read(_WORDS_LIMIT)
-                target = urljoin(url, answer.headers.get("location") or "")
-                there, here = split_address(target)[0], split_address(url)[0]
-                if (here[0], there[0]) == ("https", "http"):
-                    raise StoreUnavailableError("it redirects to plain HTTP")
-                if there != here:
-                    headers = {name: value for name, value in headers.items() if name == "Range"}
-                url = target
-        raise StoreUnavailableError("too many redirects")
+        with (
+            _naming(urlsplit(self.base_url).netloc, is_ours=True),
+            self.connections.get(url, self._headers(start, size), size - start, self.deadline) as answer,
+        ):
+            _check(answer, chunk.digest, start, size)
+            _receive(answer, chunk, self.deadline)
 
     def _headers(self, start: int, size: int) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}

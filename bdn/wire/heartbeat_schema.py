@@ -73,20 +73,20 @@ _EXAMPLE: Final[dict[str, JsonValue]] = {
     "advertise": "10.0.0.1:8461",
     "version": "0.1.0",
     "tiers": {},
-    "holdings": [],
 }
 
 
 class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     """An agent's state. The mirror may hold the request open for ``wait_seconds`` until it has something to send.
 
-    ``changes`` is null if nothing changed since the last answered heartbeat. ``holdings`` lists all holdings, from
-    agents of the previous version, and for mirrors that send no ``holdings_digest``. ``epoch`` is the epoch of the
-    members that the agent knows: the reply contains members only if they differ. ``volume_id`` names the volume that
+    ``changes`` is null if nothing changed since the last answered heartbeat. ``epoch`` is the epoch of the members that
+    the agent knows: the reply contains members only if they differ. ``volume_id`` names the volume that
     the agent shares with other agents of its cluster, null before its first use. ``unsynced_bytes`` counts bytes of
     checkpoints in its job volumes that are not pushed yet. ``caches`` are mounted now. ``capacity`` is null for agents
     that run no training jobs. ``leaving``: the agent's last heartbeat. ``events`` are recorded once the heartbeat is
-    answered; the agent repeats them until then.
+    answered; the agent repeats them until then. ``state_at``: when the agent read this state, in seconds of its
+    machine's monotonic clock, which a restart of the agent does not set back. A heartbeat that was delayed does not
+    replace a later state of the same boot.
     """
 
     node: Annotated[str, Field(min_length=1, max_length=256)]
@@ -96,7 +96,6 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     advertise: Locator | None
     version: Label
     tiers: Annotated[dict[Label, TierUse], Field(max_length=MOST_FIELDS)]
-    holdings: Annotated[list[Holding], Field(max_length=MOST_LISTED, fail_fast=True)] | None
     changes: HoldingsChange | None = None
     reports: Annotated[list[Report], Field(max_length=10_000, fail_fast=True)] = []
     events: Annotated[list[NodeEvent], Field(max_length=EVENTS_AT_ONCE, fail_fast=True)] = []
@@ -106,6 +105,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     caches: Annotated[list[CacheUse], Field(max_length=1000, fail_fast=True)] = []
     capacity: NodeCapacity | None = None
     leaving: bool = False
+    state_at: Annotated[float, Field(ge=0, lt=2**63)] | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
 
 
@@ -121,18 +121,15 @@ class HeartbeatReply(BaseModel):
     """Members of the cluster with their epoch, commands to carry out, and the public keys of grants.
 
     ``members`` is null if the agent's epoch is current. ``holdings_digest`` names the holdings that the mirror has of
-    the agent, empty if it has none under a name; an agent with other holdings then reports all of them. ``commands`` is
-    always empty: agents of the previous version read evictions there, and would take any other command for an eviction
-    of nothing.
+    the agent, empty if it has none under a name; an agent with other holdings then reports all of them.
     """
 
     members: list[MemberDocument] | None
     epoch: int
     pending: list[Command] = []
-    commands: Annotated[list[Command], Field(max_length=0)] = []
     public_keys: list[dict[str, Any]]
     interval_seconds: float
-    holdings_digest: str | None = None
+    holdings_digest: str
 
 
 class AgentDocument(BaseModel):

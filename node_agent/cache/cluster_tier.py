@@ -20,7 +20,7 @@ from bdn.core.cache.index import EvictionReason, SpaceLedger, Victim
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
-from bdn.disk.direct import DirectFile, DirectWrites
+from bdn.disk.direct import DirectWrites, write_read_only
 from bdn.disk.durable import disk_errors, make_folder, open_existing, remove_tree
 from node_agent.cache.cache_events import Account, CacheEvents, kept, over_budget
 
@@ -72,14 +72,7 @@ class ChunkFiles:
         aside = self._incoming / chunk.hex
         with disk_errors(aside):
             aside.unlink(missing_ok=True)  # an earlier ``discard`` may have failed
-            file = DirectFile(aside, self._writes)
-            try:
-                file.open()
-                file.write(content, 0)
-                os.fchmod(file.descriptor, 0o444)
-                os.fdatasync(file.descriptor)
-            finally:
-                file.close()
+            write_read_only(aside, content, self._writes)
 
     def discard(self, chunk: Digest) -> None:
         with suppress(OSError):  # the failure before says more

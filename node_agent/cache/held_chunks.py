@@ -79,7 +79,7 @@ class HeldChunks:
             for document in _documents_of(held.root):
                 self._documents[document] = self._documents.get(document, frozenset()) | {digest}
         self._roots[digest] = held.root
-        self._by_manifest[digest] = [self._add(file) for file in held.layout.files.large()]
+        self._by_manifest[digest] = [self._add(file) for file in held.layout.large()]
 
     def _add(self, file: FileLayout) -> int:
         with self._lock:

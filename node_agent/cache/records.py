@@ -35,7 +35,7 @@ class Held:
 
     def file_layouts(self, wanted: Container[Digest]) -> Iterator[FileLayout]:
         """The layouts of the wanted contents that the manifest names."""
-        return (self.layout.files[digest] for digest in self.manifest.contents if digest in wanted)
+        return (self.layout[digest] for digest in self.manifest.contents if digest in wanted)
 
 
 class RecentManifests:

@@ -171,7 +171,7 @@ class WholeFiles:
     def restore(self, found: Mapping[Digest, int], manifests: Iterable[Manifest]) -> set[Digest]:
         """At the start: compare files ``found``, as of ``seen``, with the saved pins. Returns the files that differ.
 
-        A file without a saved pin is pinned as found: an earlier version left it, or it was never handed on.
+        A file without a saved pin is pinned as found: it was never handed on.
         """
         noted: set[Digest] = set()
         for manifest in manifests:

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.pace.rate_limit import RateLimit, TrafficClass
+from bdn.core.pace.rate_limit import ONE_IN, TokenBucket, TrafficClass
 
 _BURST_SECONDS: Final = 0.25
 Position = tuple[int, ...]
@@ -69,22 +69,28 @@ class _Precedence:
 
 
 class _Limit:
-    """A rate limit on the loop. Each waiting task wakes up for the next turn, and grants it to the task that is due."""
+    """A rate limit on the loop, shared by classes: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
+
+    One chunk waits for tokens at a time. The next chunk is the one with the lowest start, in virtual time: a chunk of a
+    class begins where the class's chunk before it ends, and takes 20 times as long as in the class above. So background
+    work on a busy node gets its share, and a stage waits for about one chunk that was requested before it.
+    """
 
     def __init__(self, rate: int | None) -> None:
-        self._limit = rate and RateLimit(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), _now())
+        self._bucket = rate and TokenBucket(rate, max(CHUNK_SIZE, int(rate * _BURST_SECONDS)), _now())
+        self._turns = OrderedLimit(1)
+        self._time = 0  # the start of the last chunk
+        self._ends = dict.fromkeys(TrafficClass, 0)
 
     async def wait(self, traffic: TrafficClass, size: int) -> None:
-        if not self._limit:
+        if not self._bucket:
             return
-        turn = self._limit.ask(traffic, size)
-        try:
-            self._limit.grant(_now())
-            while not turn.is_granted:
-                await asyncio.sleep(self._limit.seconds_until_next(_now()) or 0.0)
-                self._limit.grant(_now())
-        finally:
-            self._limit.withdraw(turn)
+        start = max(self._time, self._ends[traffic])
+        self._ends[traffic] = start + size * ONE_IN**traffic
+        async with self._turns.place((start,)):
+            self._time = start
+            await asyncio.sleep(self._bucket.seconds_until(size, _now()))
+            self._bucket.reserve(size, _now())
 
 
 def _now() -> float:

@@ -23,7 +23,6 @@ _BUCKET: Final = "bucket"
 # Why the mirror's data plane is used instead of the bucket: the mirror gave no address · the bucket refused the second
 # address, too · the object is missing · the bucket did not respond · the bucket is avoided after a recent failure
 Reason = Literal["unlocated", "refused", "absent", "unreachable", "avoided"]
-REASONS: Final[tuple[Reason, ...]] = ("unlocated", "refused", "absent", "unreachable", "avoided")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class ChunkLists:
 
     async def _read(self, root: Root, bearer: str) -> _Sizes:
         held = await self.catalogue.read(root, bearer)
-        return await in_thread(lambda: dict(held.layout.files.chunks()))
+        return await in_thread(lambda: dict(held.layout.chunks()))
 
     async def _once(
         self, known: dict[Digest, _Value], manifest: Digest, read: Callable[[], Awaitable[_Value]]

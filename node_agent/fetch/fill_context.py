@@ -151,11 +151,11 @@ class FillUnit:
     @property
     def first(self) -> FileLayout:
         """One of the files; all are fetched the same way."""
-        return self.layout.files[Digest.from_bytes(self.names[:_NAME])]
+        return self.layout[Digest.from_bytes(self.names[:_NAME])]
 
     def files(self) -> list[FileLayout]:
         names = (self.names[at : at + _NAME] for at in range(0, len(self.names), _NAME))
-        return [self.layout.files[Digest.from_bytes(name)] for name in names]
+        return [self.layout[Digest.from_bytes(name)] for name in names]
 
 
 def chunks_in_order(layout: Layout) -> list[Digest]:
@@ -163,7 +163,7 @@ def chunks_in_order(layout: Layout) -> list[Digest]:
 
     Includes chunks that this node has already: otherwise nodes would not agree on the bound of each member's load.
     """
-    units = in_order(layout, layout.files.values())
+    units = in_order(layout, layout.values())
     return list(dict.fromkeys(chunk for unit in units for chunk in unit.first.fetched))
 
 

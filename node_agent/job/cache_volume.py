@@ -1,8 +1,9 @@
 """The directories of training caches on a volume that all nodes of a cluster share.
 
 A job mounts ``user_artifacts`` and ``huggingface`` below ``<root>/<organisation>/projects/<id>``; ``…/teams/<id>``
-is mounted itself. The agent owns every directory above a mount, so no job can put a link there. Projects and teams are
-named by their ids. An organisation's name may be any text, so its folder is named by a digest.
+is mounted itself. ``…/projects/<id>.gone``, an empty file, marks a deleted project. The agent owns every directory
+above a mount, so no job can put a link there. Projects and teams are named by their ids. An organisation's name may be
+any text, so its folder is named by a digest.
 """
 
 import errno
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.chunk import UnsafePathError, digest_of, normalise_path
-from bdn.core.errors import DiskFailedError, InvalidRequestError, NotFoundError
+from bdn.core.errors import DiskFailedError, GrantInvalidError, InvalidRequestError, NotFoundError
 from bdn.disk.durable import disk_errors, kept_key, make_folder, open_folder, opened
 from bdn.wire.grants import CacheGrant
 from bdn.wire.job_schema import CacheFolders
@@ -55,11 +56,15 @@ class CacheVolume:
             return None
 
     def open(self, grant: CacheGrant, *, huggingface: bool) -> CacheFolders:
-        """Create the directories of a grant where missing. Raises ``DiskFailedError``."""
+        """Create the directories of a grant where missing.
+
+        Raises ``GrantInvalidError`` if the project was deleted; ``DiskFailedError``.
+        """
         home = self.root / name_on_disk(grant.organisation)
         project, team = home / "projects" / grant.project, home / "teams" / grant.team
         named = ["user_artifacts", *(["huggingface"] if huggingface else [])]
         with disk_errors(home):
+            self._check_not_gone(home, grant.project)
             for name in named:
                 self._make(*project.relative_to(self.root).parts, name)
             self._make(*team.relative_to(self.root).parts)
@@ -78,6 +83,19 @@ class CacheVolume:
                 if not home.name.startswith(".") and home.is_dir(follow_symlinks=False) and path.is_dir():
                     return path
         raise NotFoundError(f"a training cache of project {project} on this volume")
+
+    def close_project(self, organisation: str, project: str) -> None:
+        """Write the marker after which no agent opens the project's cache again, durably. Raises ``DiskFailedError``."""
+        home = self.root / name_on_disk(organisation)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        with disk_errors(home), self._folder(home.name, "projects") as folder, opened(_marker(project), flags, folder):
+            os.fsync(folder)
+
+    def _check_not_gone(self, home: Path, project: str) -> None:
+        """The folder is opened for this look-up: NFS then asks the server for names that other nodes made (nfs(5))."""
+        with self._folder(home.name, "projects") as folder, suppress(FileNotFoundError):
+            os.stat(_marker(project), dir_fd=folder, follow_symlinks=False)
+            raise GrantInvalidError(f"project {project} was deleted")
 
     def remove_project(self, organisation: str, project: str) -> bool:
         """Returns False if nothing existed. Raises ``DiskFailedError``."""
@@ -117,16 +135,27 @@ class CacheVolume:
         return name if is_one else None
 
     def _make(self, *names: str) -> None:
+        with self._folder(*names[:-1]) as folder, _made(folder, names[-1], _OPEN):
+            pass
+
+    @contextmanager
+    def _folder(self, *names: str) -> Iterator[int]:
+        """An open folder below the root. Creates it and its parents where missing."""
         with ExitStack() as stack:
             folder = stack.enter_context(open_folder(self.root))
-            for name in names[:-1]:
+            for name in names:
                 folder = stack.enter_context(_made(folder, name, _PASSABLE))
-            stack.enter_context(_made(folder, names[-1], _OPEN))
+            yield folder
 
 
 def name_on_disk(organisation: str) -> str:
     """Must never change: existing volumes contain these names."""
     return digest_of(organisation.encode()).hex[:32]
+
+
+def _marker(project: str) -> str:
+    """Beside the project's directory. Stays for ever; no project has this name as its id."""
+    return f"{project}.gone"
 
 
 @contextmanager

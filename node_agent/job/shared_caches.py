@@ -1,4 +1,15 @@
-"""Training caches on this node: mounted for jobs, measured while in use, and removed on request."""
+"""Training caches on this node: mounted for jobs, measured while in use, and removed on request.
+
+A deleted project's cache is never removed under a job, on whatever node, by the order of the steps:
+
+    a mount                                        a removal
+    1. the mirror records which job mounts it      1. the marker of the deleted project is written
+    2. the marker is looked up: there is none      2. the mirror says which jobs have it mounted: none
+    3. the directories are opened for the job      3. the directory is renamed into the trash
+
+Each side writes before it reads, so one of them sees the other: a removal that sees no mount wrote its marker before
+the mount's look-up, which finds it. A mirror that does not answer stops both before step 3.
+"""
 
 import asyncio
 import logging
@@ -116,7 +127,7 @@ class SharedCaches:
     async def mount(self, token: str, holder: str, *, huggingface: bool) -> CacheFolders:
         """Create the directories of a grant where missing; first registers ``holder`` and reports it to the mirror.
 
-        Raises as ``granted``, and the mirror's errors.
+        Raises as ``granted``, also for a deleted project, and the mirror's errors: without its answer nothing is mounted.
         """
         grant = await self.granted(token)
         self.hold(grant.project, holder)
@@ -159,9 +170,6 @@ class SharedCaches:
                 if not use.holders:
                     use.due_at = self._elapsed()
                     self._wake.set()
-
-    def holders(self, project: str) -> list[str]:
-        return sorted(self._uses[project].holders) if project in self._uses else []
 
     def mounted(self) -> list[CacheUse]:
         """For heartbeats: at most 1000 projects with 1000 holders each."""
@@ -221,14 +229,17 @@ class SharedCaches:
     async def remove(self, request: RemovalRequest) -> Removal:
         """Remove a path below a cache; deletion runs in the background.
 
+        The path is whole or absent for a job that mounts the cache at this moment.
+
         Raises:
-            InUseError: a job has the cache mounted, and ``force`` is not set.
+            InUseError: the project is in use on any node (``bdn.mirror.jobs.uses``), and ``force`` is not set.
             NotFoundError: the path does not exist.
             InvalidRequestError, DiskFailedError: the path is invalid or cannot be removed.
+            BdnError: the mirror's errors, unless ``force`` is set.
         """
-        holders = self.holders(request.project)
-        if holders and not request.force:
-            raise InUseError(f"the training cache of project {request.project}", tuple(holders))
+        if not request.force:
+            await self._report()  # jobs of this node that have just ended
+            await self._check_unused(request.project)
         await in_thread(self.volume.remove, request.project, request.path)
         logger.info("removed from a training cache", extra={"project": request.project, "path": request.path})
         return Removal(project_id=request.project, path=request.path)
@@ -248,17 +259,21 @@ class SharedCaches:
 
     async def _forgotten(self, command: RemoveCacheCommand, tell: Callable[[Report], None]) -> BdnError | None:
         """Returns None if the caches were removed and the report was sent."""
-        if holders := self.holders(command.project):
-            return InUseError(f"the training cache of project {command.project}", tuple(holders))
         found = await in_thread(self.volume.known_id)
         if found != command.volume_id:
             return CacheNotSharedError(self._cluster, command.volume_id, found or "none")
         try:
+            await in_thread(self.volume.close_project, command.organisation, command.project)
+            await self._check_unused(command.project)
             removed = await in_thread(self.volume.remove_project, command.organisation, command.project)
         except BdnError as error:
             return error
         tell(Report(id=command.id, remove_cache=RemoveCacheReport(removed=removed)))
         return None
+
+    async def _check_unused(self, project: str) -> None:
+        if uses := (await self._client.project_uses(project)).items:
+            raise InUseError(f"the training cache of project {project}", tuple(uses))
 
     async def look(self) -> None:
         self.volume_id = await in_thread(self.volume.known_id)

@@ -77,13 +77,12 @@ class Found:
     def size(self) -> int:
         return sum(stamp.size for stamp in self.files.values())
 
-    def marks(self, *, is_earlier: bool = False) -> frozenset[str]:
+    def marks(self) -> frozenset[str]:
         """One mark per file, which changes with the file's content, name or identity.
 
-        Marks omit the device number, which changes at a reboot. ``is_earlier`` computes the marks of the previous
-        version, with the device number.
+        Marks omit the device number, which changes at a reboot.
         """
-        stamps = ((path, stamp if is_earlier else stamp._replace(device=0)) for path, stamp in self.files.items())
+        stamps = ((path, stamp._replace(device=0)) for path, stamp in self.files.items())
         return frozenset(digest_of(json.dumps([path, *stamp]).encode()).hex[:_MARK] for path, stamp in stamps)
 
     @property
@@ -261,7 +260,7 @@ class Syncer:
             return False
         seen = committed.version, found.files
         if self._pushed.get(found.name) != seen:
-            if not (found.marks() <= committed.marks or found.marks(is_earlier=True) <= committed.marks):
+            if not found.marks() <= committed.marks:
                 return False
             self._pushed[found.name] = seen
         return True

@@ -77,7 +77,8 @@ class JobVolumes:
     caches: SharedCaches
     bound: Bound = "watch"
     _volumes: dict[str, Volume] = field(default_factory=dict)
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _creating: asyncio.Lock = field(default_factory=asyncio.Lock)  # so that two requests of a rank get one volume
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # for changes of volumes; taken after ``_creating``
 
     def __post_init__(self) -> None:
         self.root = self.space.root
@@ -123,6 +124,7 @@ class JobVolumes:
                 given without the other; the agent lacks the role node or may not create directories for that user.
             GrantInvalidError, GrantExpiredError: ``push_grant`` or ``cache_grant``.
             CacheNotSharedError: the grant names another volume of training caches.
+            ServiceUnreachableError, StoreUnavailableError: the mirror did not record the mount of the caches.
             CacheTooSmallError, CacheFullError, DiskFailedError: nothing was created.
         """
         if "node" not in self.settings.roles:
@@ -134,12 +136,15 @@ class JobVolumes:
         uid = _user(request, caller)
         granted = None if request.push_grant is None else await self.verify(request.push_grant)
         cache = None if request.cache_grant is None else await self.caches.granted(request.cache_grant)
-        async with self._lock:
-            key = request.run_id, request.rank
-            here = (one for one in self._volumes.values() if one.key == key and one.state == "OPEN" and one.is_usable)
-            known = next(here, None)
-            if granted is not None and request.push_grant is not None:
-                await self._renew(granted, request.push_grant)
+        async with self._creating:
+            async with self._lock:
+                key = request.run_id, request.rank
+                here = (
+                    one for one in self._volumes.values() if one.key == key and one.state == "OPEN" and one.is_usable
+                )
+                known = next(here, None)
+                if granted is not None and request.push_grant is not None:
+                    await self._renew(granted, request.push_grant)
             if known is None:
                 return await to_the_end(self._create(request, granted, uid))
         record = known.record
@@ -191,11 +196,12 @@ class JobVolumes:
         )
         volume = Volume(record, self.root / record.id)
         try:
-            if request.cache_grant is not None:
+            if request.cache_grant is not None:  # waits for the mirror, while volumes of other jobs can end
                 record.caches = await self.caches.mount(request.cache_grant, record.id, huggingface=request.huggingface)
-            await self.space.take(volume)
-            await in_thread(self._make, volume)
-            self._begin(volume)
+            async with self._lock:
+                await self.space.take(volume)
+                await in_thread(self._make, volume)
+                self._begin(volume)
         except BaseException:
             await in_thread(self._discard, volume)
             self.space.aside.end(record.id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ _HOLDINGS_AT_ONCE: Final = 500  # per step; the event loop does other work betwe
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its reports and of its events
-_MOST_BYTES_EARLIER: Final = 3 * 1024**2  # of all holdings, for an older mirror that takes them only all at once
 
 
 class ChangeSignal:
@@ -156,40 +156,36 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Telling:
-    """The holdings part of a heartbeat, and what the mirror has after it."""
+    """The change of the holdings in a heartbeat, and what the mirror has after it."""
 
-    fields: dict[str, object]
+    change: HoldingsChange | None
+    after: _Known
     version: int  # of the change signal
-    after: _Known | None = None
     is_all: bool = True
 
 
 class HoldingsTold:
     """Tracks which holdings the mirror has, by the digest in its answers, and computes the next change to send.
 
-    Nothing is sent before the first answer. A mirror of the previous version answers without a digest, and gets all
-    holdings each time. If the digest is unexpected (the database was restored, or another agent has this name), all
-    holdings are sent again in pieces, once an open request is over. Of two concurrent heartbeats, the mirror applies
-    the one that fits.
+    Nothing is sent before the first answer. If the digest is unexpected (the database was restored, or another agent
+    has this name), all holdings are sent again in pieces, once an open request is over. Of two concurrent heartbeats,
+    the mirror applies the one that fits.
     """
 
     def __init__(self) -> None:
         self.version = 0  # of the change signal that the mirror has completely
-        self._has_answered = False
         self._digest: str | None = None
         self._known: _Known | None = None
         self._judged = 0
 
-    def next(self, held: Sequence[Holding], version: int, most_bytes: int) -> _Telling:
+    def next(self, held: Sequence[Holding], version: int, most_bytes: int) -> _Telling | None:
         """What to send of ``held``, least recently used first. Costs a JSON document per holding."""
-        if not self._has_answered:
-            return _Telling({}, 0)
         if self._digest is None:
-            return _Telling({"holdings": fitting(held[::-1], _MOST_BYTES_EARLIER)[::-1]}, version)
+            return None
         documents = {holding.manifest: holding.model_dump_json().encode() for holding in held}
         now = _Known(documents)
         if self._digest == now.digest:
-            return _Telling({}, version, now)
+            return _Telling(None, now, version)
         before = self._known.documents if self._known else {}
         others = [holding for holding in held if before.get(holding.manifest) != documents[holding.manifest]]
         gone = [manifest for manifest in before if manifest not in documents][: max(1, most_bytes // 128)]
@@ -199,25 +195,21 @@ class HoldingsTold:
         told = _Known(after)
         base = self._known.digest if self._known else None
         change = HoldingsChange(base=base, digest=told.digest, held=others, gone=gone)
-        return _Telling({"changes": change}, version, told, after == documents)
+        return _Telling(change, told, version, is_all=after == documents)
 
-    def heard(self, telling: _Telling | None, number: int, digest: str | None) -> bool:
+    def heard(self, telling: _Telling | None, number: int, digest: str) -> bool:
         """Process the answer to heartbeat ``number``. Returns whether there is more to send at once."""
         if number <= self._judged:  # the answer to a later heartbeat came first
             return False
         self._judged = number
-        is_first, self._has_answered = not self._has_answered, True
-        self._digest = digest
-        after = telling.after if telling else None
-        if telling and (digest is None or (after and after.digest == digest)):
-            self._known = after
+        is_first, self._digest = self._digest is None, digest
+        if telling is not None and telling.after.digest == digest:
+            self._known = telling.after
             if telling.is_all:
                 self.version = max(self.version, telling.version)
-            return is_first or not telling.is_all
-        if digest is None or self._known is None or self._known.digest != digest:
-            self._known = None
-            if digest is not None:
-                self.version = 0
+            return not telling.is_all
+        if self._known is None or self._known.digest != digest:
+            self._known, self.version = None, 0
         return is_first
 
 
@@ -347,9 +339,11 @@ class Heartbeats:
             "events": fitting(events, self._most_bytes),
             "epoch": self._members.current().epoch,
             "wait_seconds": wait_seconds,
+            "changes": telling.change if telling else None,
+            "state_at": time.monotonic(),  # in one step with the state: of two heartbeats, the later has the later state
             **self._state(),
         }
-        return self._identity.model_copy(update=state | (telling.fields if telling else {})), telling
+        return self._identity.model_copy(update=state), telling
 
     async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> None:
         try:

@@ -110,8 +110,8 @@ class RepairSource:
             return single_chunk(content, size)
         for manifest in self.provision.cache.index.named_by(content):
             layout = await in_thread(self.layouts, manifest)
-            if layout and content in layout.files:
-                return layout.files[content]
+            if layout and content in layout:
+                return layout[content]
         with suppress(BdnError):  # the file as a whole can still be verified
             return (await self._open(content))[0]
         return None
@@ -161,7 +161,7 @@ class RepairSource:
         provision = self.provision
         manifest, bearer = self.grants.find(provision.cache.index.named_by(content))
         layout = (await provision.catalogue.obtain(manifest, bearer, is_complete=False)).layout
-        file, peers = layout.files[content], provision.chain.peers
+        file, peers = layout[content], provision.chain.peers
         routing = Routing(partial(chunks_in_order, layout), peers.members)
         budget = RetryBudget(file.size, peers.avoided)
         return file, provision.chain.of_fill(FillContext(manifest, bearer, routing, budget), self.stop)

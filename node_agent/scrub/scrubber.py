@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from bdn.core.chunk import Digest, FileLayout
 from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.events import Event
-from bdn.core.pace.rounds import Position, ScrubbedTier, ScrubRound
+from bdn.core.pace.rounds import Position, ScrubRound
 from bdn.disk.durable import disk_errors, write_at_once
 from bdn.wire.operation_schema import DamagedItem, Outcome
 from node_agent.background_tasks import in_thread
@@ -36,13 +37,9 @@ _GONE: Final = FileDamage("it is not on the disk any more")
 _NOT_ITS_NAME: Final = FileDamage("its content does not match its name, and its damaged chunks are not known")
 
 
-class _Body(BaseModel):
-    began: float
-    manifest: str | None = None
-    tier: ScrubbedTier | None = None
-    content: str | None = None
-    ended: float | None = None
-    suspects: list[str] = []
+class _Saved(BaseModel):
+    round: ScrubRound
+    suspects: tuple[Digest, ...]
 
 
 class ScrubRecord:
@@ -58,29 +55,15 @@ class ScrubRecord:
         self._lock = threading.Lock()
 
     def load(self) -> None:
-        try:
-            body = _Body.model_validate_json(self._path.read_bytes())
-            after = None
-            if body.manifest and body.tier and body.content:
-                after = Position(Digest.parse(body.manifest), body.tier, Digest.parse(body.content))
-            suspects = [Digest.parse(content) for content in body.suspects]
-        except (OSError, ValueError):
-            return
-        self.round = ScrubRound(body.began, after, body.ended)
-        self.suspects.restore(suspects)
+        with suppress(OSError, ValueError):
+            saved = _Saved.model_validate_json(self._path.read_bytes())
+            self.round = saved.round
+            self.suspects.restore(saved.suspects)
 
     def save(self) -> None:
-        now, after = self.round, self.round.after
-        body = _Body(
-            began=now.began,
-            manifest=str(after.manifest) if after else None,
-            tier=after.tier if after else None,
-            content=str(after.content) if after else None,
-            ended=now.ended,
-            suspects=[str(content) for content in self.suspects.all()],
-        )
+        saved = _Saved(round=self.round, suspects=self.suspects.all())
         with self._lock, disk_errors(self._path):
-            write_at_once(self._path, body.model_dump_json().encode())
+            write_at_once(self._path, saved.model_dump_json().encode())
 
 
 def event_about(item: DamagedItem) -> Event:

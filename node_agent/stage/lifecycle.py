@@ -336,7 +336,7 @@ class Lifecycle:
 
     def live_on(self, stage: NodeStage) -> None:
         """Restart the time to live, as at agent start: no client could renew while the agent was down."""
-        record, seconds = stage.record, stage.record.lifetime
+        record, seconds = stage.record, stage.record.ttl_seconds
         stage.deadline = None if seconds is None else self.elapsed() + seconds
         record.expires_at = None if seconds is None else self.clock() + seconds
 

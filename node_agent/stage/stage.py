@@ -70,13 +70,6 @@ class StageRecord(BaseModel):
     mounts: list[MountRecord]
 
     @property
-    def lifetime(self) -> float | None:
-        """Seconds until it expires without renewal; None: until it is released."""
-        if self.ttl_seconds is None and self.expires_at is not None:  # of an older agent that recorded no ttl
-            return max(0.0, self.expires_at - self.created_at)
-        return self.ttl_seconds
-
-    @property
     def stamp(self) -> int:
         """Modification time of a pull's copied files, in nanoseconds since the epoch."""
         return round(self.created_at * 1e9)

@@ -114,7 +114,7 @@ class StageService:
             if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
                 stage.record.grant = record.grant  # may expire later
                 stage.record.warm = stage.record.warm or record.warm
-                await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.lifetime)
+                await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.ttl_seconds)
                 if stage.record.state != "READY":  # still staging, or failed meanwhile
                     return stage
                 if not stage.is_working and await in_thread(self.lifecycle.is_changed, stage.record):

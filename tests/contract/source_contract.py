@@ -1,4 +1,4 @@
-"""What every Source promises (``core/ports.py``), whatever the upstream. Suites inherit it and fill their upstream."""
+"""What every Source promises (``core/source/upstream.py``), whatever the upstream. Suites inherit it and fill their upstream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping

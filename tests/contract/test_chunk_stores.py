@@ -152,14 +152,6 @@ def test_owner__of_several_databases__the_first_stays_until_another_replaces_it(
     assert (store.owner("second", replace=True), store.owner("first")) == ("second", "second")
 
 
-def test_held__some_are_absent__says_the_sizes_of_the_others(store: AnyStore) -> None:
-    assert store.held([CHUNK]) == {}
-    store.put(CHUNK, memoryview(CONTENT))
-    store.put(named("other"), memoryview(b"other"))
-    assert store.held([named("absent"), CHUNK, named("other")]) == {CHUNK: len(CONTENT), named("other"): 5}
-    assert set(store.listed()) == {StoredObject(CHUNK, len(CONTENT)), StoredObject(named("other"), 5)}
-
-
 def test_all_that_is_held_is_listed_in_the_order_of_digests(store: AnyStore) -> None:
     contents = [b"%d" % number for number in range(30)]
     for content in contents:

@@ -54,7 +54,7 @@ def pieces_of(content: Content, start: int, stop: int) -> Iterator[memoryview]:
         yield from content.pieces(start, stop)
 
 
-@lru_cache(maxsize=16)  # the same few contents are committed by test after test
+@lru_cache(maxsize=4)  # the same few contents are committed by test after test
 def sha256_of(content: Content) -> str:
     return hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else content.sha256
 

@@ -42,7 +42,7 @@ class Operator:
         return done
 
     def told(self, *command: str, code: int = 0) -> Any:
-        return self.does(*command, "--json", code=code).document
+        return self.shell.told("bdn-admin", *command, code=code)
 
     def get(self, path: str, token: str = TOKEN) -> httpx2.Response:
         return httpx2.get(
@@ -84,9 +84,8 @@ def operator(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         cluster = Cluster(root, {"HF_ENDPOINT": hub.url, "BDN_TOKEN": TOKEN})
         with cluster.mirror(BDN_AUTH="token", BDN_COLLECT_SECONDS="0"):
             shell = cluster.shell("operator")
-            done = shell.run("bdn", "mirror", "hf://org/model", "--wait", "--json")
-            assert done.code == 0, done.out + done.err
-            yield Operator(shell, root / "mirror/data", done.document["sources"][0]["manifest"])
+            done = shell.told("bdn", "mirror", "hf://org/model", "--wait")
+            yield Operator(shell, root / "mirror/data", done["sources"][0]["manifest"])
 
 
 @pytest.mark.production
@@ -310,9 +309,7 @@ def test_a_node_is_fed_by_the_cluster_cache_and_the_cache_is_emptied_by_command(
         assert stage["mounts"][0]["bytes_from"] == {"node": 0, "cluster": MODEL_BYTES, "mirror": 0}
         assert tree(Path(stage["mounts"][0]["path"])) == MODEL
 
-        done = node.run("bdn-admin", "evict", "hf://org/model", "--tier", "cluster", "--json")
-        assert done.code == 0, done.out + done.err
-        (item,) = done.document["items"]
+        (item,) = node.told("bdn-admin", "evict", "hf://org/model", "--tier", "cluster")["items"]
         assert (item["tier"], item["node"], item["refused"]) == ("cluster", "cache", False)
         assert MODEL_BYTES < item["bytes"] < MODEL_BYTES + 10_000  # and a page
         assert not list((tmp_path / "cache" / "data").rglob("cluster/chunks/*"))

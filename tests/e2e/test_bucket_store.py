@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,18 +49,12 @@ def objects(bucket: RealS3, folder: str) -> list[str]:
     return [entry["Key"] for entry in listing.get("Contents", [])]
 
 
-def ran(shell: Shell, *arguments: str) -> Any:
-    done = shell.run(*arguments, "--json")
-    assert done.code == 0, done.out + done.err
-    return done.document
-
-
 def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: Shell, bucket: RealS3) -> None:
-    mirrored = ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
+    mirrored = shell.told("bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
     assert len(objects(bucket, "b3")) == CHUNKS
     assert not (shell.root.parent / "mirror/data/store").exists()
 
-    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "train")
+    staged = shell.told("bdn", "stage", mirrored["id"], "--job", "train")
     (mount,) = staged["mounts"]
     assert tree(Path(mount["path"])) == MODEL
     assert mount["bytes_from"] == {"node": 0, "cluster": 0, "mirror": SIZE}
@@ -70,7 +63,7 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
     second = digest_of(pieces(LARGE)[1])
     place = f"bdn/b3/{second.fanout}"
     bucket.client.put_object(Bucket="weights", Key=place, Body=b"wrong")
-    verified = ran(shell, "bdn-admin", "verify", SOURCE, "--tier", "mirror")
+    verified = shell.told("bdn-admin", "verify", SOURCE, "--tier", "mirror")
     assert verified["status"] == "DONE"
     assert str(second) in json.dumps(verified)
     assert digest_of(bucket.client.get_object(Bucket="weights", Key=place)["Body"].read()) == second
@@ -78,14 +71,14 @@ def test_a_source_lives_in_a_bucket_from_its_mirror_to_its_collection(shell: She
 
     # The node forgets it, and has it again from the bucket.
     assert shell.run("bdn", "unstage", staged["id"]).code == 0
-    assert ran(shell, "bdn-admin", "evict", SOURCE, "--tier", "node")["bytes_freed"] == SIZE
-    staged = ran(shell, "bdn", "stage", mirrored["id"], "--job", "again")
+    assert shell.told("bdn-admin", "evict", SOURCE, "--tier", "node")["bytes_freed"] == SIZE
+    staged = shell.told("bdn", "stage", mirrored["id"], "--job", "again")
     assert tree(Path(staged["mounts"][0]["path"])) == MODEL
     assert "its disk" not in shell.run("bdn-admin", "ls").out
     assert shell.run("bdn", "unstage", staged["id"]).code == 0
 
     # Mirrored again it moves no bytes; evicted and collected it is gone.
-    assert ran(shell, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")["bytes_transferred"] == 0
+    assert shell.told("bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")["bytes_transferred"] == 0
     # Once the agent has told that nobody holds it.
     wait_until(lambda: shell.run("bdn-admin", "evict", SOURCE, "--tier", "mirror", "--purge").code == 0)
     assert objects(bucket, "b3") == objects(bucket, "leaving") == objects(bucket, "probe") == []
@@ -106,8 +99,8 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
         with cluster.mirror():
             nothing = machine.run(*copy)
             assert (nothing.code, "holds no chunk: set BDN_STORE" in nothing.err) == (2, True), nothing.err
-            ran(user, "bdn", "mirror", SOURCE, "--wait")
-            planned = ran(machine, *copy, "--dry-run")
+            user.told("bdn", "mirror", SOURCE, "--wait")
+            planned = machine.told(*copy, "--dry-run")
             assert (planned["chunks_missing"], planned["chunks_total"], planned["chunks_copied"]) == (CHUNKS, CHUNKS, 0)
 
             # One chunk is wrong: it is named, and repaired beside the copy.
@@ -119,23 +112,23 @@ def test_a_store_moves_from_a_directory_into_a_bucket_beside_its_mirror_and_a_se
             assert (done.code, done.document["chunks_copied"], done.document["chunks_missing"]) == (1, CHUNKS - 1, 1)
             assert [item["chunk"] for item in done.document["wrong"]] == [str(second)]
             assert str(second) in machine.run(*copy).out
-            ran(user, "bdn-admin", "verify", SOURCE, "--tier", "mirror")
+            user.told("bdn-admin", "verify", SOURCE, "--tier", "mirror")
             assert f"lacks nothing of {CHUNKS} chunks" in machine.run(*copy).out
 
             # What comes before the mirror stops is copied once it has.
             repository.commit({**MODEL, "late.bin": b"!" * CHUNK_SIZE})
-            mirrored = ran(user, "bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
-        assert ran(machine, *copy)["chunks_copied"] == 5  # the new chunk, and documents
+            mirrored = user.told("bdn", "mirror", SOURCE, "--mount", "/app/model", "--wait")
+        assert machine.told(*copy)["chunks_copied"] == 5  # the new chunk, and documents
 
         repository.disabled = True
         (machine.data / "store").rename(tmp_path / "old")
         settings = {"STORE": "s3://weights/moved", "STORE_SECRET": "store-keys", "STORE_ENDPOINT": bucket.url}
         switched = {f"BDN_{name}": value for name, value in settings.items()}
         with cluster.mirror(**switched), cluster.agent() as node:
-            collected = ran(user, "bdn-admin", "gc", "--grace", "0s")
+            collected = user.told("bdn-admin", "gc", "--grace", "0s")
             assert collected["bytes_freed"] == 0
             assert {kind["count"] for kind in collected["kinds"]} == {0}
-            staged = ran(node, "bdn", "stage", mirrored["id"], "--job", "train")
+            staged = node.told("bdn", "stage", mirrored["id"], "--job", "train")
             assert tree(Path(staged["mounts"][0]["path"])) == {**MODEL, "late.bin": b"!" * CHUNK_SIZE}
         again = Shell(machine.root, {**cluster.extra, **switched}, is_forked=True).run(*copy)
         assert (again.code, "is the store to copy from" in again.err) == (2, True), again.err

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,29 +42,23 @@ def write(folder: Path, files: dict[str, bytes]) -> dict[str, bytes]:
     return files
 
 
-def command(shell: Shell, *words: str, code: int = 0) -> Any:
-    done = shell.run("bdn", *words, "--json")
-    assert done.code == code, done.out + done.err
-    return done.document
-
-
 def sources(shell: Shell) -> list[str]:
-    return [one["source"] for one in command(shell, "checkpoints", "ls")["items"]]
+    return [one["source"] for one in shell.told("bdn", "checkpoints", "ls")["items"]]
 
 
 @pytest.mark.production
 def test_what_a_job_wrote_is_staged_on_a_node_like_any_model(node: Shell, tmp_path: Path) -> None:
     written = write(tmp_path / "out/checkpoint-100", {"model.safetensors": WEIGHTS, "config.json": b"{}", "sub/x": b""})
     write(tmp_path / "out", {"tmp-checkpoint-200/model.safetensors": b"half"})
-    (pushed,) = command(node, "sync", str(tmp_path / "out"), JOB, "--once")["pushed"]
+    (pushed,) = node.told("bdn", "sync", str(tmp_path / "out"), JOB, "--once")["pushed"]
     assert pushed["source"] == f"{JOB}/checkpoint-100"
     assert pushed["bytes_transferred"] == len(WEIGHTS) + 2
 
-    stage = command(node, "stage", "bt://llama", "--job", "train-43")
+    stage = node.told("bdn", "stage", "bt://llama", "--job", "train-43")
     assert tree(Path(stage["mounts"][0]["path"])) == written
-    command(node, "checkpoints", "pull", JOB, str(tmp_path / "pulled"))
+    node.told("bdn", "checkpoints", "pull", JOB, str(tmp_path / "pulled"))
     assert tree(tmp_path / "pulled") == written
-    command(node, "unstage", stage["id"])
+    node.told("bdn", "unstage", stage["id"])
 
 
 def test_checkpoints_pull__destination_is_a_file__is_refused_before_the_mirror_is_asked(
@@ -73,7 +66,7 @@ def test_checkpoints_pull__destination_is_a_file__is_refused_before_the_mirror_i
 ) -> None:
     (tmp_path / "file").touch()
 
-    refused = command(node, "checkpoints", "pull", f"{JOB}/absent", str(tmp_path / "file"), code=2)
+    refused = node.told("bdn", "checkpoints", "pull", f"{JOB}/absent", str(tmp_path / "file"), code=2)
 
     assert "it is a file" in refused["error"]["message"]
 
@@ -82,10 +75,10 @@ def test_a_job_syncs_with_a_grant_to_push_alone(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"BDN_AUTH": "token", "BDN_TOKEN": "operator"})
     with cluster.mirror():
         operator = cluster.shell("operator")
-        job = cluster.shell("job", BDN_TOKEN=command(operator, "checkpoints", "grant", JOB)["grant"])
+        job = cluster.shell("job", BDN_TOKEN=operator.told("bdn", "checkpoints", "grant", JOB)["grant"])
         job.root.mkdir()
         write(tmp_path / "out/checkpoint-1", {"x": b"1"})
-        assert len(command(job, "sync", str(tmp_path / "out"), JOB, "--once")["pushed"]) == 1
+        assert len(job.told("bdn", "sync", str(tmp_path / "out"), JOB, "--once")["pushed"]) == 1
         refused = job.run("bdn", "sync", str(tmp_path / "out"), "bt://llama@train-43", "--once", "--json")
         assert refused.document["error"]["code"] == "UNAUTHENTICATED"
         assert job.run("bdn", "checkpoints", "ls", "--json").document["error"]["code"] == "UNAUTHENTICATED"
@@ -105,7 +98,7 @@ def test_a_token_of_a_team_syncs_lists_and_deletes_what_is_the_team_s(tmp_path: 
             teams[name] = cluster.shell(name, BDN_TOKEN=token["token"])
             teams[name].root.mkdir()
             write(tmp_path / f"out/{name}/checkpoint-1", {"x": name.encode()})
-            assert len(command(teams[name], "sync", str(tmp_path / f"out/{name}"), JOB, "--once")["pushed"]) == 1
+            assert len(teams[name].told("bdn", "sync", str(tmp_path / f"out/{name}"), JOB, "--once")["pushed"]) == 1
         research, vision = teams.values()
         assert sources(research) == sources(vision) == [f"{JOB}/checkpoint-1"]
         assert len(set(sources(operator))) == 2  # by their projects' ids
@@ -133,12 +126,12 @@ def test_what_is_not_complete_is_not_pushed(node: Shell, tmp_path: Path) -> None
     write(tmp_path / "is-open", {"x": b"1"})
     write(tmp_path / "whole", {"x": b"1"})
     with (tmp_path / "is-open/x").open("ab"):
-        done = command(node, "sync", str(tmp_path), JOB, "--once", code=1)
+        done = node.told("bdn", "sync", str(tmp_path), JOB, "--once", code=1)
     assert sorted(done["left"]) == ["is-open", "lacks-a-shard", "says-so"]
     assert sources(node) == [f"{JOB}/whole"]
     write(tmp_path / "lacks-a-shard", {"model-00002-of-00002.safetensors": b"2nd shard"})
     (tmp_path / "says-so/.bdn-open").unlink()
-    assert len(command(node, "sync", str(tmp_path), JOB, "--once")["pushed"]) == 3
+    assert len(node.told("bdn", "sync", str(tmp_path), JOB, "--once")["pushed"]) == 3
 
 
 def test_a_sync_that_runs_on_pushes_what_settles(node: Shell, tmp_path: Path) -> None:
@@ -165,18 +158,18 @@ def test_checkpoints_are_deleted_by_name_or_but_for_the_newest(node: Shell, tmp_
     for step in (9, 10, 100):
         write(tmp_path / f"checkpoint-{step}", {"step.pt": str(step).encode()})
         os.utime(tmp_path / f"checkpoint-{step}/step.pt", (1_800_000_000, 1_800_000_000))
-    command(node, "sync", str(tmp_path), JOB, "--once")
-    command(node, "sync", str(tmp_path), f"{JOB}#rank-1", "--once")
+    node.told("bdn", "sync", str(tmp_path), JOB, "--once")
+    node.told("bdn", "sync", str(tmp_path), f"{JOB}#rank-1", "--once")
     assert len(sources(node)) == 6
-    assert len(command(node, "checkpoints", "rm", f"{JOB}/checkpoint-9")["items"]) == 2
-    command(node, "checkpoints", "rm", JOB, "--keep-last", "1")
+    assert len(node.told("bdn", "checkpoints", "rm", f"{JOB}/checkpoint-9")["items"]) == 2
+    node.told("bdn", "checkpoints", "rm", JOB, "--keep-last", "1")
     assert sources(node) == [f"{JOB}/checkpoint-100", f"{JOB}/checkpoint-100#rank-1"]
-    refused = command(node, "checkpoints", "rm", f"{JOB}/checkpoint-9", code=4)
+    refused = node.told("bdn", "checkpoints", "rm", f"{JOB}/checkpoint-9", code=4)
     assert refused["error"]["code"] == "NOT_FOUND"
 
 
 @pytest.mark.parametrize("job", ["bt://llama", "bt://llama@train-42/x", "hf://org/model"])
 def test_sync_takes_the_name_of_a_job(node: Shell, tmp_path: Path, job: str) -> None:
-    assert command(node, "sync", str(tmp_path), job, "--once", code=2)["error"]["code"] == "INVALID_REQUEST"
-    absent = command(node, "sync", str(tmp_path / "absent"), JOB, "--once", code=2)
+    assert node.told("bdn", "sync", str(tmp_path), job, "--once", code=2)["error"]["code"] == "INVALID_REQUEST"
+    absent = node.told("bdn", "sync", str(tmp_path / "absent"), JOB, "--once", code=2)
     assert "is not a directory" in absent["error"]["message"]

@@ -32,6 +32,11 @@ def given(shell: Shell, **environment: str) -> Shell:
     return replace(shell, extra={**shell.extra, **environment})
 
 
+def beside(shell: Shell, up: Any) -> Shell:
+    """The same user, whose commands find the services of this ``bdn up``."""
+    return given(shell, BDN_URL=up["mirror"], BDN_AGENT_SOCKET=up["agent"].removeprefix("unix:"))
+
+
 def printed(log: Path) -> Any:
     """The first document in a log, as soon as all of it is there."""
 
@@ -52,14 +57,10 @@ def test_up_is_a_mirror_and_an_agent_until_it_is_interrupted(shell: Shell, hub: 
         up = printed(shell.root / "bdn-up.log")
         assert up.keys() == {"mirror", "data_port", "agent"}
 
-        mirrored = shell.run("bdn", "mirror", "hf://org/model", "--wait", "--json", BDN_URL=up["mirror"])
-        assert (mirrored.code, mirrored.document["status"]) == (0, "READY"), mirrored.err
-        staged = shell.run(
-            "bdn", "stage", mirrored.document["id"], "--job", "j", "--json",
-            BDN_URL=up["mirror"], BDN_AGENT_SOCKET=up["agent"].removeprefix("unix:"),
-        )  # fmt: skip
-        assert staged.code == 0, staged.out + staged.err
-        assert tree(Path(staged.document["mounts"][0]["path"])) == MODEL
+        mirrored = beside(shell, up).told("bdn", "mirror", "hf://org/model", "--wait")
+        assert mirrored["status"] == "READY"
+        staged = beside(shell, up).told("bdn", "stage", mirrored["id"], "--job", "j")
+        assert tree(Path(staged["mounts"][0]["path"])) == MODEL
 
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
@@ -135,19 +136,12 @@ def test_up__stopped_or_killed__names_its_mounts_and_the_next_one_removes_them(s
     hub.repo("org/model").commit(MODEL)
     here = given(shell, **FREE_PORTS, BDN_AGENT_EXPOSURE="bind")
     log = shell.root / "bdn-up.log"
-
-    def run(up: Any, *words: str) -> Any:
-        done = here.run(
-            "bdn", *words, "--json", BDN_URL=up["mirror"], BDN_AGENT_SOCKET=up["agent"].removeprefix("unix:")
-        )
-        assert done.code == 0, done.out + done.err
-        return done.document
-
     with unmounting(shell.root):
         with here.running("bdn", "up", "--json") as process:
             up = printed(log)
-            mirrored = run(up, "mirror", "hf://org/model", "--wait")
-            path = Path(run(up, "stage", mirrored["id"], "--job", "j")["mounts"][0]["path"])
+            user = beside(here, up)
+            mirrored = user.told("bdn", "mirror", "hf://org/model", "--wait")
+            path = Path(user.told("bdn", "stage", mirrored["id"], "--job", "j")["mounts"][0]["path"])
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         said = log.read_text()
@@ -162,9 +156,9 @@ def test_up__stopped_or_killed__names_its_mounts_and_the_next_one_removes_them(s
             process.wait(60)
         log.unlink()
         with here.running("bdn", "up", "--json") as process:
-            up = printed(log)
-            assert [one["state"] for one in run(up, "unstage", "--all")["items"]] == ["RELEASED"]
-            assert run(up, "volumes", "rm", "--all")["items"] == []
+            user = beside(here, printed(log))
+            assert [one["state"] for one in user.told("bdn", "unstage", "--all")["items"]] == ["RELEASED"]
+            assert user.told("bdn", "volumes", "rm", "--all")["items"] == []
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         assert "still mounted" not in log.read_text()

@@ -1,6 +1,5 @@
 """``bdn pull`` on the data directory of services that run: it uses their mirror, and their agent where there is one."""
 
-import fcntl
 import json
 import signal
 import socket
@@ -77,9 +76,8 @@ def test_a_pull_uses_the_services_and_the_upstream_is_read_once_for_all(
         assert hub.log.bytes_served("/resolve/") == 0
 
         new = repository.commit({"config.json": b"[]"})
-        updated = user.run("bdn", "pull", "hf://org/model", "out", "--json")
-        assert updated.code == 0, updated.out + updated.err
-        assert (updated.document["resolved_revision"], updated.document["bytes_transferred"]) == (new, 2)
+        updated = user.told("bdn", "pull", "hf://org/model", "out")
+        assert (updated["resolved_revision"], updated["bytes_transferred"]) == (new, 2)
         hub.log.clear()
         offline = user.run("bdn", "pull", "hf://org/model", "another", "--offline", "--json")
         pinned = user.run("bdn", "pull", f"hf://org/model@{sha}", "older", "--json")
@@ -145,17 +143,3 @@ def test_a_pull_waits_until_services_that_start_can_be_used(user: Shell, hub: Hu
         wait_until((user.data / "mirror.lock").exists, seconds=120, what="the lock")
         pulled = user.run("bdn", "pull", "hf://org/model", "out")
     assert (pulled.code, tree(user.root / "out")) == (0, MODEL), pulled.err
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o660])
-def test_a_lock_that_others_can_open_leads_to_no_service(user: Shell, hub: Hub, mode: int) -> None:
-    user.data.mkdir()
-    with (user.data / "mirror.lock").open("w") as lock:
-        json.dump({"holder": "bdn up (process 1)", "url": hub.url, "auth": "off"}, lock)
-        lock.flush()
-        Path(lock.name).chmod(mode)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        refused = user.run("bdn", "pull", "hf://org/model", "out", "--json")
-        assert (refused.code, refused.document["error"]["code"]) == (3, "IN_USE"), refused.err
-        assert "bdn up (process 1)" in refused.document["error"]["message"]
-        assert hub.log.count() == 0

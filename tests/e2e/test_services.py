@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -17,6 +16,7 @@ from tests.support.promises.tally import Tally
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Shell
 from tests.support.services.logs import fields_of
+from tests.support.services.services import agent_client
 
 MODEL = {
     "config.json": b"{}",
@@ -48,7 +48,7 @@ def node(services: tuple[Cluster, Shell], upstream: Hub) -> Iterator[Shell]:
     upstream.log.clear()
     cluster, shell = services
     yield shell
-    with cluster.http() as mirror, agent_of(shell) as agent:
+    with cluster.http() as mirror, agent_client(Path(shell.extra["BDN_AGENT_SOCKET"])) as agent:
         for stage in agent.get("/stages").json()["items"]:
             agent.delete(f"/stages/{stage['id']}").raise_for_status()
         for where in ({"node": "node-1"}, {"tier": "mirror"}):
@@ -56,15 +56,8 @@ def node(services: tuple[Cluster, Shell], upstream: Hub) -> Iterator[Shell]:
             assert evicted.json()["status"] == "DONE", evicted.text
 
 
-def agent_of(shell: Shell) -> httpx2.Client:
-    transport = httpx2.HTTPTransport(uds=shell.extra["BDN_AGENT_SOCKET"])
-    return httpx2.Client(transport=transport, base_url="http://agent", timeout=60)
-
-
 def mirrored(shell: Shell, source: str = "hf://org/model") -> str:
-    done = shell.run("bdn", "mirror", source, "--mount", "/app/model", "--wait", "--json")
-    assert done.code == 0, done.out + done.err
-    return str(done.document["id"])
+    return str(shell.told("bdn", "mirror", source, "--mount", "/app/model", "--wait")["id"])
 
 
 @pytest.mark.production
@@ -85,10 +78,9 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstr
         ("--job", "train"),
         ("--all",),
     ):
-        refused = node.run("bdn-admin", "evict", *arguments, "--tier", "node", "--json")
-        assert refused.code == 3, refused.out + refused.err
-        assert [item["refused"] for item in refused.document["items"]] == [True]
-        assert "job train" in refused.document["items"][0]["holders"][0]
+        refused = node.told("bdn-admin", "evict", *arguments, "--tier", "node", code=3)
+        assert [item["refused"] for item in refused["items"]] == [True]
+        assert "job train" in refused["items"][0]["holders"][0]
     assert node.run("bdn-admin", "evict", "--lru", "1GB", "--json").document["bytes_freed"] == 0
     assert tree(Path(mount["path"])) == MODEL
 
@@ -109,9 +101,8 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstr
     assert upstream.log.bytes_served(origin="cdn") == len(MODEL["deep/model.safetensors"])  # the upstream was read once
 
     # by force, in use or not
-    forced = node.run("bdn-admin", "evict", "--all", "--force", "--json")
-    assert forced.code == 0, forced.out + forced.err
-    assert {item["tier"] for item in forced.document["items"]} == {"node", "mirror"}
+    forced = node.told("bdn-admin", "evict", "--all", "--force")
+    assert {item["tier"] for item in forced["items"]} == {"node", "mirror"}
     assert not Path(again["mounts"][0]["path"]).exists()
     assert node.run("bdn", "stage", mirror_id, "--job", "train").code == 2  # it says that the mirror was evicted
 
@@ -126,27 +117,25 @@ def test_the_upstream_may_be_gone_once_a_mirror_is_ready_and_the_mirror_for_what
             mirror_id = mirrored(cluster.shell("operator"))
 
         node = stack.enter_context(cluster.agent())
-        stage = node.run("bdn", "stage", mirror_id, "--job", "one", "--json")
-        assert stage.code == 0, stage.out + stage.err
-        assert tree(Path(stage.document["mounts"][0]["path"])) == MODEL
+        stage = node.told("bdn", "stage", mirror_id, "--job", "one")
+        assert tree(Path(stage["mounts"][0]["path"])) == MODEL
 
         with cluster.http() as http:
             grant = http.get(f"/mirror/{mirror_id}").json()["grant"]
         process.kill()
         process.wait()
-        with agent_of(node) as agent:
+        with agent_client(Path(node.extra["BDN_AGENT_SOCKET"])) as agent:
             again = agent.post("/stages", json={"job_id": "two", "grant": grant, "wait": True}).json()
             assert again["state"] == "READY", again
             assert again["mounts"][0]["bytes_from"]["node"] == SIZE
-        assert [node.run("bdn", "unstage", one).code for one in (stage.document["id"], again["id"])] == [0, 0]
+        assert [node.run("bdn", "unstage", one).code for one in (stage["id"], again["id"])] == [0, 0]
 
 
 def test_a_dry_run_says_what_would_move(node: Shell, upstream: Hub) -> None:
     upstream.repo("org/planned").commit({"one": b"1" * 1000, "two": b"2" * 2000})
-    planned = node.run("bdn", "mirror", "hf://org/planned", "--dry-run", "--json")
+    planned = node.told("bdn", "mirror", "hf://org/planned", "--dry-run")
 
-    assert planned.code == 0
-    assert (planned.document["files"], planned.document["bytes_to_transfer"]) == (2, 3000)
+    assert (planned["files"], planned["bytes_to_transfer"]) == (2, 3000)
     assert "org/planned" not in node.run("bdn-admin", "ls").out
     assert upstream.log.bytes_served(origin="cdn") == 0
 
@@ -175,14 +164,6 @@ def test_a_path_of_a_stage_is_verified_by_the_agent_of_its_node(node: Shell, tal
         assert node.run("bdn-admin", "verify", str(nothing)).code == 4
     assert node.run("bdn-admin", "verify", str(path), "--all").code == 2
     tally.add(scenarios=3, faults=1, repaired=1, refused=4)
-
-
-def test_what_does_not_exist_is_exit_code_four(node: Shell) -> None:
-    nothing = "0" * 24
-    assert node.run("bdn", "stage", f"mir_{nothing}", "--job", "x").code == 4
-    assert node.run("bdn", "unstage", f"stg_{nothing}").code == 4
-    assert node.run("bdn-admin", "evict", "hf://org/never").code == 4
-    assert node.run("bdn-admin", "evict", "--all", "--node", "nobody").code == 4
 
 
 @pytest.mark.production

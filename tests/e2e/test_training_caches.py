@@ -18,19 +18,17 @@ OLD: Final = "user_artifacts/old"
 
 
 def told(shell: Shell, *words: str, code: int = 0) -> Any:
-    return told_by(shell, "cache", *words, code=code)
+    return shell.told("bdn-admin", "cache", *words, code=code)
 
 
-def told_by(shell: Shell, *words: str, code: int = 0) -> Any:
-    done = shell.run("bdn-admin", *words, "--json")
-    assert done.code == code, done.out + done.err
-    return done.document
+def asked(shell: Shell, path: str, *options: str) -> Any:
+    """As a command of a node asks its agent."""
+    command = ["curl", "-sS", "--unix-socket", shell.extra["BDN_AGENT_SOCKET"], *options, f"http://agent/{path}"]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 
 def volume_of(shell: Shell) -> str:
-    """As a command of a node asks its agent."""
-    command = ["curl", "-sS", "--unix-socket", shell.extra["BDN_AGENT_SOCKET"], "http://agent/shared-caches"]
-    return str(json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["volume_id"])
+    return str(asked(shell, "shared-caches")["volume_id"])
 
 
 def granted(cluster: Cluster, volume_id: str, code: int = 201, project: str = "llama") -> Any:
@@ -93,7 +91,7 @@ def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: 
             kept, gone = (granted(cluster, volume_id, project=name) for name in ("kept", "gone"))
             project, others = opened(root, gone), opened(root, kept)
             (project / "x").write_bytes(b"")
-        assert told_by(cluster.shell(), "projects", "rm", "gone")["id"] == gone["project_id"]
+        assert cluster.shell().told("bdn-admin", "projects", "rm", "gone")["id"] == gone["project_id"]
         found = told(cluster.shell(), "ls")
         assert [one["project_name"] for one in found["items"]] == ["kept"]
         assert [(one["project_id"], one["state"]) for one in found["removals"]] == [(gone["project_id"], "PENDING")]
@@ -104,3 +102,39 @@ def test_the_cache_of_a_deleted_project_goes_when_its_cluster_is_back(tmp_path: 
             assert not project.parent.exists()
             assert others.exists()
             wait_until(lambda: not list((root / ".trash").iterdir()), what="the empty trash")
+
+
+def test_a_cache_stays_while_a_job_of_another_node_uses_it_and_no_earlier_grant_brings_it_back(tmp_path: Path) -> None:
+    root = tmp_path / "shared"
+    cluster = Cluster(tmp_path, {"BDN_AGENT_VOLUME_ROOT": str(root)})
+
+    def in_use(*words: str) -> str:
+        error = other.told("bdn-admin", *words, code=3)["error"]
+        assert error["code"] == "IN_USE"
+        return str(error["message"])
+
+    with cluster.mirror(), cluster.agent("node-2") as other:
+        with cluster.agent("node-1") as node:
+            earlier = granted(cluster, volume_of(other))["grant"]
+            done = node.run(
+                "bdn", "volumes", "create", "--job", "job-1", "--scratch", "64MB", "--cache", "llama", "--json"
+            )
+            job = done.document["environment"]
+            project, team = Path(job["BT_PROJECT_CACHE_DIR"]), Path(job["BT_TEAM_CACHE_DIR"])
+            for path in (project / "x", project / "y", team / "z"):
+                path.write_bytes(b"")
+            for words in (("projects", "rm", "llama"), ("cache", "rm", "llama", "user_artifacts/x")):
+                assert in_use(*words).endswith(f"is in use by {job['BDN_JOB_VOLUME']} on node-1")
+            told(other, "rm", "llama", "user_artifacts/y", "--force")
+        assert "on node-1 (silent since " in in_use("projects", "rm", "llama")  # its agent has stopped, its job goes on
+        assert [path.name for path in project.iterdir()] == ["x"]
+        with cluster.agent("node-1") as node:
+            assert node.run("bdn", "volumes", "rm", "--job", "job-1").code == 0
+            wait_until(lambda: other.run("bdn-admin", "projects", "rm", "llama").code == 0, what="the unused cache")
+            wait_until(lambda: not told(other, "ls")["removals"], what="the removal")
+        wait_until(lambda: not list((root / ".trash").iterdir()), what="the empty trash")
+        body = json.dumps({"run_id": "job-2", "rank": 0, "scratch_bytes": 64_000_000, "cache_grant": earlier})
+        refused = asked(other, "job-volumes", "-H", "Content-Type: application/json", "-d", body)
+        assert refused["error"]["code"] == "GRANT_INVALID"
+        assert [path.name for path in project.parents[1].iterdir()] == [f"{project.parent.name}.gone"]
+        assert (team / "z").exists()

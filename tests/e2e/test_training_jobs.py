@@ -4,11 +4,14 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from bdn.mirror.db.secrets import new_key
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.agent.mounts import needs_mounts, unmounting
@@ -26,7 +29,10 @@ MODEL: Final = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 4
 DATA: Final = {"train/a.jsonl": b"[1]\n" * 1000, "train/b.jsonl": b"[2]\n"}
 CONFIG: Final = """
 from truss.base.truss_config import WeightsSource
-from truss_train import CacheConfig, CheckpointingConfig, Compute, Image, Runtime, SecretReference, TrainingJob, TrainingProject
+from truss_train import (
+    BasetenCheckpoint, CacheConfig, CheckpointingConfig, Compute, Image, LoadCheckpointConfig, Runtime, SecretReference,
+    TrainingJob, TrainingProject,
+)
 
 training_project = TrainingProject(name={project!r}, job=TrainingJob(
     image=Image(base_image="python:3.11"),
@@ -41,11 +47,54 @@ WEIGHTS: Final = (
 )
 
 
-class User:
-    """Has truss in PATH, and a folder for each job's configuration."""
+SECRET: Final = "hunter2-" * 5
+CHECKPOINTS: Final = "checkpointing_config=CheckpointingConfig(enabled=True)"
+STOPPED: Final = """
+import os, pathlib, signal, sys, time
+def stop(number, frame):
+    folder = pathlib.Path(os.environ["BT_CHECKPOINT_DIR"], "checkpoint-1")
+    folder.mkdir()
+    (folder / "state.bin").write_bytes(b"x" * 100_000)
+    print("stopped by", number, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("waiting", flush=True)
+while True:
+    time.sleep(1)
+"""
+GROUP: Final = """
+import os, socket, time
+rank, size = int(os.environ["BT_NODE_RANK"]), int(os.environ["BT_GROUP_SIZE"])
+if rank == 0:
+    with socket.create_server(("", 29500)) as server:
+        server.accept()
+else:
+    for _ in range(600):
+        try:
+            socket.create_connection((os.environ["BT_LEADER_ADDR"], 29500)).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    print(f"rank {rank} of {size} reached its leader")
+"""
+RESUMED: Final = """
+import os, pathlib
+found = sorted(pathlib.Path(os.environ["BT_LOAD_CHECKPOINT_DIR"]).rglob("step"))
+step = int(found[-1].read_text()) + 1 if found else 1
+folder = pathlib.Path(os.environ["BT_CHECKPOINT_DIR"], f"checkpoint-{step}")
+folder.mkdir()
+(folder / "step").write_text(str(step))
+print("step", step)
+"""
 
-    def __init__(self, shell: Shell) -> None:
-        self.shell = shell
+
+@dataclass
+class User:
+    """Has truss in PATH, and a folder for each job's configuration. ``said``: the last push's output, in one line."""
+
+    cluster: Cluster
+    shell: Shell
+    said: str = ""
 
     def truss(self, *words: str, **environment: str) -> Finished:
         extra = {"PATH": f"{CLIENTS}:{os.environ['PATH']}", "TRUSS_NO_UPDATE_CHECK": "1", "COLUMNS": "250"}
@@ -53,13 +102,22 @@ class User:
 
     def push(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
         """Push a job and follow it to its end. Returns its id."""
+        return self._push(project, commands, files or {}, parts, "--tail")
+
+    def start(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
+        """Push a job. Returns its id."""
+        return self._push(project, commands, files or {}, parts)
+
+    def _push(
+        self, project: str, commands: tuple[str, ...], files: dict[str, str], parts: dict[str, Any], *options: str
+    ) -> str:
         folder = self.shell.root / f"job-{len(list(self.shell.root.glob('job-*')))}"
         folder.mkdir(parents=True)
-        for name, content in (files or {}).items():
+        for name, content in files.items():
             (folder / name).write_text(content)
         given = {"nodes": 1, "variables": "{}", "runtime": "", "weights": ""} | parts
         (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **given))
-        done = self.truss("push", str(folder / "config.py"), "--tail")
+        done = self.truss("push", str(folder / "config.py"), *options)
         self.said = " ".join(done.out.split())
         assert done.code == 0, done.out + done.err
         found = re.search(r"--job-id (\w{10})", self.said)
@@ -67,14 +125,12 @@ class User:
         return found[1]
 
     def job(self, job: str) -> Any:
-        with self.cluster_http() as http:
+        with self.cluster.http() as http:
             (found,) = http.post("/v1/training_jobs/search", json={"job_id": job}).json()["training_jobs"]
             return found
 
     def logs(self, job: str) -> str:
         return self.truss("logs", "--job-id", job).out
-
-    cluster_http: Any = None
 
 
 @pytest.fixture
@@ -83,15 +139,22 @@ def cluster(backend: str, tmp_path: Path, hub: Hub, s3: S3Server) -> Iterator[Cl
     s3.bucket("data", public=True).put(DATA)
     with unmounting(tmp_path):
         extra = {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url}
-        cluster = Cluster(tmp_path, extra)
+        cluster = Cluster(tmp_path, {**extra, "BDN_SECRETS_KEY": new_key(), "BDN_SECRET_OPERATORS": "x"})
         with cluster.mirror():
             yield cluster
 
 
-def user_of(cluster: Cluster, shell: Shell) -> User:
-    user = User(shell)
-    user.cluster_http = cluster.http
-    return user
+def agent(cluster: Cluster, node: str = "node-1") -> AbstractContextManager[Shell]:
+    """An agent that runs jobs."""
+    volume = str(cluster.root / "volume")
+    jobs = {"BDN_AGENT_ROLES": "node,cluster,job", "BDN_AGENT_JOB_LAUNCHER": "bwrap", "BDN_AGENT_VOLUME_ROOT": volume}
+    return cluster.agent(node, BDN_AGENT_EXPOSURE="bind", BDN_AGENT_SETTLE_SECONDS="0", **jobs)
+
+
+def ended(user: User, job: str) -> tuple[str, str | None]:
+    """Status and reason."""
+    found = user.job(job)
+    return found["current_status"].removeprefix("TRAINING_JOB_"), found["error_message"]
 
 
 def left_over(shell: Shell) -> list[str]:
@@ -131,10 +194,8 @@ def bytes_from(hub: Hub, s3: S3Server) -> int:
 def test_a_job__finds_its_weights_read_only_and_a_second_one_moves_no_byte(
     cluster: Cluster, hub: Hub, s3: S3Server
 ) -> None:
-    with cluster.agent(
-        "node-1", BDN_AGENT_ROLES="node,cluster,job", BDN_AGENT_JOB_LAUNCHER="bwrap", BDN_AGENT_EXPOSURE="bind"
-    ) as shell:
-        user = user_of(cluster, shell)
+    with agent(cluster) as shell:
+        user = User(cluster, shell)
         first = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
         assert "completed successfully" in user.said
         said = user.said.replace(" ", "")
@@ -154,3 +215,103 @@ def test_a_job__finds_its_weights_read_only_and_a_second_one_moves_no_byte(
         second = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
         assert user.job(second)["current_status"] == "TRAINING_JOB_COMPLETED"
         assert bytes_from(hub, s3) == moved
+
+
+@pytest.mark.production
+def test_a_job__ends_as_its_commands_did_and_leaves_nothing(cluster: Cluster) -> None:
+    with agent(cluster) as shell:
+        user = User(cluster, shell)
+        failed = user.push("ends", "echo before; sleep 1000 & exit 3", "echo never")
+        assert ended(user, failed) == ("FAILED", "rank 0 on node node-1 ended with exit code 3 [COMMAND_FAILED]")
+        assert "before" in user.logs(failed)
+        assert "never" not in user.logs(failed)
+        killed = user.push("ends", "kill -9 $$")
+        assert ended(user, killed)[1].startswith("rank 0 on node node-1 was killed (exit code 137)")
+        missing = user.push("ends", "true", weights='WeightsSource(source="hf://org/none", mount_location="/m")')
+        status, reason = ended(user, missing)
+        assert status == "DEPLOY_FAILED"
+        assert "org/none" in reason
+        assert reason.replace(" ", "") in user.said.replace(" ", "")
+        wait_until(lambda: not left_over(shell), what="an empty node")
+
+
+@pytest.mark.production
+def test_a_stop__lets_the_commands_finish_a_checkpoint(cluster: Cluster) -> None:
+    with agent(cluster) as shell:
+        user = User(cluster, shell)
+        job = user.start("stops", "python3 script.py", files={"script.py": STOPPED}, runtime=CHECKPOINTS)
+        wait_until(lambda: "waiting" in user.logs(job), what="the first line")
+        done = user.truss("stop", "--job-id", job)
+        assert done.code == 0, done.out
+        wait_until(lambda: ended(user, job)[0] == "STOPPED", what="the end of the job")
+        assert "stopped by 15" in user.logs(job)
+        listed = user.truss("checkpoints", "list", "--job-id", job, "-o", "json").document
+        assert [one["checkpoint_id"] for one in listed["checkpoints"]] == ["checkpoint-1"]
+        wait_until(lambda: not left_over(shell), what="an empty node")
+
+
+@pytest.mark.production
+def test_ranks__begin_together_and_find_their_leader(cluster: Cluster) -> None:
+    with agent(cluster) as shell, agent(cluster, "node-2"):
+        user = User(cluster, shell)
+        job = user.push("group", "python3 script.py", files={"script.py": GROUP}, nodes=2, weights=WEIGHTS)
+        assert ended(user, job) == ("COMPLETED", None)
+        assert "rank 1 of 2 reached its leader" in user.logs(job)
+
+
+@pytest.mark.production
+def test_a_secret__reaches_the_commands_alone(cluster: Cluster) -> None:
+    with agent(cluster) as shell:
+        user = User(cluster, shell)
+        done = shell.run("bdn-admin", "secrets", "set", "wandb", given=SECRET.encode())
+        assert done.code == 0, done.out + done.err
+        variables = '{"KEY": SecretReference(name="wandb"), "PLAIN": "$BT_SCRATCH_DIR/x"}'
+        command = 'python3 -c \'import os; print(len(os.environ["KEY"]), os.environ["PLAIN"])\'; sleep 3'
+        job = user.push("secret", command, variables=variables)
+        assert ended(user, job)[0] == "COMPLETED"
+        assert f"{len(SECRET)} /mnt/bt-scratch/x" in user.logs(job)
+        with cluster.http() as http:
+            assert (
+                SECRET not in http.get(f"/v1/training_projects/{user.job(job)['training_project_id']}/jobs/{job}").text
+            )
+        kept = [path for path in cluster.root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+        assert kept == []
+        unknown = user.push("secret", "true", variables='{"KEY": SecretReference(name="operators")}')
+        assert ended(user, unknown)[0] == "DEPLOY_FAILED"
+        assert "operators" in ended(user, unknown)[1]
+        assert "[SECRET_NOT_FOUND]" in ended(user, unknown)[1]
+
+
+@pytest.mark.production
+def test_the_cache_of_a_project__is_found_by_its_next_job(cluster: Cluster) -> None:
+    with agent(cluster) as shell:
+        user = User(cluster, shell)
+        runtime = "cache_config=CacheConfig(enabled=True, enable_legacy_hf_mount=True)"
+        first = user.push(
+            "cached", "mkdir $BT_PROJECT_CACHE_DIR/d; echo kept > $BT_PROJECT_CACHE_DIR/d/f", runtime=runtime
+        )
+        assert ended(user, first)[0] == "COMPLETED", ended(user, first)
+        command = "cat /root/.cache/user_artifacts/d/f; test $BT_RW_CACHE_DIR = $BT_PROJECT_CACHE_DIR && ls -d /root/.cache/huggingface $BT_TEAM_CACHE_DIR"
+        second = user.push("cached", command, runtime=runtime)
+        assert ended(user, second)[0] == "COMPLETED", ended(user, second)
+        assert "kept" in user.logs(second)
+        other = user.push("other", "ls -A $BT_PROJECT_CACHE_DIR | wc -l", runtime=runtime)
+        assert "(r0) 0" in user.logs(other)
+        summary = user.truss("cache", "summarize", "cached", "-o", "json").document
+        assert "user_artifacts/d/f" in [one["path"] for one in summary["files"]]
+
+
+@pytest.mark.production
+def test_a_job__resumes_from_the_checkpoint_of_the_job_before_it(cluster: Cluster) -> None:
+    with agent(cluster) as shell, agent(cluster, "node-2"):
+        user = User(cluster, shell)
+        runtime = (
+            CHECKPOINTS + ", load_checkpoint_config=LoadCheckpointConfig(enabled=True, "
+            'checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name="resumes")])'
+        )
+        for step in (1, 2):
+            job = user.push("resumes", "python3 script.py", files={"script.py": RESUMED}, runtime=runtime)
+            assert ended(user, job) == ("COMPLETED", None)
+            assert f"step {step}" in user.logs(job)
+        listed = user.truss("get_checkpoint_urls", "--job-id", job)
+        assert listed.code == 0, listed.out + listed.err

@@ -49,14 +49,8 @@ def job_of(job: str, rank: int) -> str:
     return f"{job}#rank-{rank}" if rank else job
 
 
-def command(shell: Shell, *words: str, code: int = 0) -> Any:
-    done = shell.run("bdn", *words, "--json")
-    assert done.code == code, done.out + done.err
-    return done.document
-
-
 def listed(shell: Shell, job: str) -> list[dict[str, Any]]:
-    return list(command(shell, "checkpoints", "ls", job)["items"])
+    return list(shell.told("bdn", "checkpoints", "ls", job)["items"])
 
 
 def chunks(folders: Iterable[Path]) -> dict[str, int]:
@@ -165,11 +159,11 @@ def test_a_training_that_is_killed_with_its_node_goes_on_elsewhere_as_if_nothing
             names = second.shell.run("bdn", "checkpoints", "ls", BEFORE, "-q").out
             assert subprocess.check_output(["sh", "-c", NEWEST], input=names, text=True) == f"{BEFORE}/{newest}\n"
             assert f"bdn checkpoints ls bt://llama@run-1 -q | {NEWEST})" in (ROOT / "docs/operations.md").read_text()
-            refused = command(second.shell, "stage", job_of(BEFORE, 1), "--job", "run-2", code=4)
+            refused = second.shell.told("bdn", "stage", job_of(BEFORE, 1), "--job", "run-2", code=4)
             assert refused["error"]["code"] == "REVISION_NOT_FOUND"  # of the newest, step-30, there is no second rank
             served = moved("served")
             asked = [job_of(f"{BEFORE}/{newest}", rank) for rank in RANKS]
-            mounts = [command(second.shell, "stage", one, "--job", "run-2")["mounts"][0] for one in asked]
+            mounts = [second.shell.told("bdn", "stage", one, "--job", "run-2")["mounts"][0] for one in asked]
             served = moved("served") - served
             staged = [Path(mount["path"]) for mount in mounts]
             assert [digests(path) for path in staged] == [digests(out / newest) for out in first.outs]

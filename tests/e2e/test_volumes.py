@@ -41,20 +41,14 @@ def node(cluster: Cluster, name: str = "node-1", **settings: str) -> Iterator[tu
         yield shell, process
 
 
-def command(shell: Shell, *words: str, code: int = 0) -> Any:
-    done = shell.run("bdn", *words, "--json")
-    assert done.code == code, done.out + done.err
-    return done.document
-
-
 def created(shell: Shell, job: str = "job-1", *words: str) -> dict[str, Path]:
     """The environment, by the names without their beginning."""
-    done = command(shell, "volumes", "create", "--job", job, "--scratch", f"{SCRATCH}", *words)
+    done = shell.told("bdn", "volumes", "create", "--job", job, "--scratch", f"{SCRATCH}", *words)
     return {name.removeprefix("BT_").removesuffix("_DIR"): Path(value) for name, value in done["environment"].items()}
 
 
 def state(shell: Shell) -> list[str]:
-    return [one["state"] for one in command(shell, "volumes", "ls")["items"]]
+    return [one["state"] for one in shell.told("bdn", "volumes", "ls")["items"]]
 
 
 def rubbish(shell: Shell) -> list[Path]:
@@ -109,11 +103,11 @@ def test_a_mounted_scratch_says_that_it_is_full_and_harms_nobody(cluster: Cluste
         written = fill(scratch / "file", 2 * SCRATCH)
         assert 0.8 * SCRATCH < written < SCRATCH  # the rest is the file system itself
         assert fill(other / "file", MIB) == MIB
-        (volume, _) = command(shell, "volumes", "ls")["items"][::-1]
+        (volume, _) = shell.told("bdn", "volumes", "ls")["items"][::-1]
         assert (volume["scratch"]["bound"], volume["error"]) == ("image", None)
-        command(shell, "volumes", "rm", "--job", "job-1", "--wait")
+        shell.told("bdn", "volumes", "rm", "--job", "job-1", "--wait")
         assert not scratch.exists()
-        command(shell, "volumes", "rm", "--job", "job-2", "--wait")
+        shell.told("bdn", "volumes", "rm", "--job", "job-2", "--wait")
         wait_until(lambda: rubbish(shell) == [], 240)
         assert mounts_below(shell.data / "cache/jobs") == []
 
@@ -121,7 +115,7 @@ def test_a_mounted_scratch_says_that_it_is_full_and_harms_nobody(cluster: Cluste
 def test_a_watched_scratch_that_holds_too_much_has_its_process_stopped(cluster: Cluster) -> None:
     with node(cluster) as (shell, _):
         environment = created(shell)
-        (volume,) = command(shell, "volumes", "ls")["items"]
+        (volume,) = shell.told("bdn", "volumes", "ls")["items"]
         with (
             subprocess.Popen(["sleep", "600"], start_new_session=True) as job,
             shell.running("bdn", "volumes", "guard", volume["id"], "--pid", str(job.pid)) as guard,
@@ -129,7 +123,7 @@ def test_a_watched_scratch_that_holds_too_much_has_its_process_stopped(cluster: 
             assert fill(environment["SCRATCH"] / "file", 2 * SCRATCH) == 2 * SCRATCH
             assert job.wait(240) == -signal.SIGTERM
             assert guard.wait(240) == 1
-        (volume,) = command(shell, "volumes", "ls")["items"]
+        (volume,) = shell.told("bdn", "volumes", "ls")["items"]
         assert (volume["scratch"]["bound"], volume["error"]["code"]) == ("watch", "SCRATCH_FULL")
 
 
@@ -156,13 +150,13 @@ def test_volumes_outlive_an_agent_that_is_killed_and_end_with_their_machine(clus
     record.write_text(json.dumps(json.loads(record.read_text()) | {"boot": "another"}))
     with node(cluster, BDN_AGENT_EXPOSURE=exposure) as (shell, _):
         assert not places["SCRATCH"].exists()
-        wait_until(lambda: command(shell, "volumes", "ls")["items"] == [], 240)
+        wait_until(lambda: shell.told("bdn", "volumes", "ls")["items"] == [], 240)
         assert [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"]  # nobody saw that step-2 had settled
         wait_until(lambda: rubbish(shell) == [], 240)
 
 
 def _checkpoints(shell: Shell) -> list[Any]:
-    found: list[Any] = command(shell, "checkpoints", "ls")["items"]
+    found: list[Any] = shell.told("bdn", "checkpoints", "ls")["items"]
     return found
 
 
@@ -177,9 +171,9 @@ def test_what_is_not_pushed_when_the_job_ends_is_pushed_then_and_loaded_elsewher
             (place / "step-9/model.safetensors").write_bytes(b"%d" % rank * MIB)
         (places[0] / "step-10").mkdir()
         (places[0] / "step-10/model.safetensors").write_bytes(b"of rank 0 alone")
-        command(shell, "volumes", "rm", "--job", "job-1", "--wait")
+        shell.told("bdn", "volumes", "rm", "--job", "job-1", "--wait")
         assert not any(place.exists() for place in places)
-        again = command(shell, "stage", "bt://llama@job-1/step-10", "--job", "job-2")
+        again = shell.told("bdn", "stage", "bt://llama@job-1/step-10", "--job", "job-2")
         assert again["mounts"][0]["bytes_from"] == {"node": 15, "cluster": 0, "mirror": 0}  # the newest is kept here
         other, _ = stack.enter_context(node(cluster, "node-2"))
         every = created(other, "job-2", "--rank", "1", "--load", "bt://llama@job-1/step-9")["LOAD_CHECKPOINT"]
@@ -209,7 +203,7 @@ def test_checkpoints_wait_for_a_mirror_that_is_away_and_not_for_ever(backend: st
             wait_until(lambda: shell.run("bdn-admin", "agents", "--json").document["items"][0]["unsynced_bytes"] == MIB)
         with node(cluster) as (shell, _):
             (places[0] / "step-1/.bdn-open").unlink()
-            command(shell, "volumes", "rm", "--job", "job-1")
+            shell.told("bdn", "volumes", "rm", "--job", "job-1")
             wait_until(lambda: _of(shell, "job-1")["checkpoints"]["error"] is not None, 300)
             waiting = _of(shell, "job-1")
             assert (waiting["state"], waiting["scratch"]) == ("DRAINING", None)
@@ -217,18 +211,18 @@ def test_checkpoints_wait_for_a_mirror_that_is_away_and_not_for_ever(backend: st
             assert _of(shell, "job-3")["state"] == "OPEN"
         with cluster.mirror(), node(cluster) as (shell, _):
             wait_until(
-                lambda: [one["run_id"] for one in command(shell, "volumes", "ls")["items"]] == ["job-3", "job-2"]
+                lambda: [one["run_id"] for one in shell.told("bdn", "volumes", "ls")["items"]] == ["job-3", "job-2"]
             )
             assert [one["source"] for one in _checkpoints(shell)] == ["bt://llama@job-1/step-1"]
         with node(cluster, BDN_AGENT_UNSYNCED_SECONDS="0") as (shell, _):
             (places[1] / "step-1").mkdir()
             (places[1] / "step-1/model.safetensors").write_bytes(b"x" * MIB)
-            command(shell, "volumes", "rm", "--job", "job-2", "--wait")
+            shell.told("bdn", "volumes", "rm", "--job", "job-2", "--wait")
             assert not places[1].exists()
 
 
 def _of(shell: Shell, job: str) -> Any:
-    (found,) = [one for one in command(shell, "volumes", "ls")["items"] if one["run_id"] == job]
+    (found,) = [one for one in shell.told("bdn", "volumes", "ls")["items"] if one["run_id"] == job]
     return found
 
 
@@ -253,7 +247,7 @@ def test_jobs_of_a_project_share_its_cache_until_they_have_ended(cluster: Cluste
         assert refused.code == 3
         assert "IN_USE" in refused.out
         for job in ("job-1", "job-2"):
-            command(shell, "volumes", "rm", "--job", job, "--wait")
+            shell.told("bdn", "volumes", "rm", "--job", job, "--wait")
         assert (first["PROJECT_CACHE"] / "tokens").exists()
         assert shell.run("bdn-admin", *remove).code == 0
         assert tree(first["PROJECT_CACHE"]) == {}

@@ -223,7 +223,7 @@ _STAGE = (
 )
 _HEARTBEAT = (
     b'{"node":"n","cluster":"c","boot_id":"b","roles":["node"],"advertise":null,"version":"1","tiers":'
-    b'{"node":{"budget":1,"committed":1,"reserved":0,"leased":0}},"holdings":null,"epoch":3}'
+    b'{"node":{"budget":1,"committed":1,"reserved":0,"leased":0}},"epoch":3}'
 )
 _WEIGHTS = b'{"weights":[{"source":"hf://o/m@main","mount_location":"/m","allow_patterns":["*.json"]}]}'
 _KEYS = b'{"aws_access_key_id":"a","aws_secret_access_key":"b","aws_region":null}'

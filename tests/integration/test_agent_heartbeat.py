@@ -53,7 +53,7 @@ class ListeningMirror(AgentMirror):
 
 def held(heartbeat: Heartbeat) -> list[Holding]:
     """What it says of holdings: all, or what has changed."""
-    return (heartbeat.changes.held if heartbeat.changes else heartbeat.holdings) or []
+    return heartbeat.changes.held if heartbeat.changes else []
 
 
 @pytest.fixture
@@ -75,8 +75,17 @@ async def test_the_first_heartbeat_says_who_the_agent_is_and_what_it_holds(mirro
         assert (first.node, first.cluster, first.roles) == ("node-1", "east", ["node"])
         assert first.boot_id == boot_id()
         assert first.advertise == f"http://127.0.0.1:{agent.data_port}"
-        assert (first.holdings, first.changes) == (None, None)  # the answer says what the mirror has already
+        assert first.changes is None  # the answer says what the mirror has already
         assert first.tiers["node"].budget == MIB
+
+
+async def test_heartbeats_are_dated_in_the_order_of_their_states(mirror: ListeningMirror, rig: Rig) -> None:
+    async with rig.agent() as agent:
+        for _ in range(2):
+            await agent.heartbeats.beat()
+        dates = [beat.state_at or 0.0 for beat in list(mirror.heartbeats) if not beat.wait_seconds]  # one at a time
+        assert dates == sorted(set(dates))
+        assert dates[0] > 0
 
 
 async def test_what_was_recorded_is_read_beside_the_event_loop(
@@ -94,24 +103,6 @@ async def test_what_was_recorded_is_read_beside_the_event_loop(
         await agent.heartbeats.beat()
         assert readers
         assert threading.current_thread() not in readers  # its lock is held while a busy disk is waited for
-
-
-@pytest.mark.parametrize("is_earlier", [False, True])
-async def test_new_holdings_are_told_at_once_and_not_told_again(
-    mirror: ListeningMirror, rig: Rig, is_earlier: bool
-) -> None:
-    mirror.is_earlier = is_earlier
-    manifest = mirror.publish({"f": b"content"})
-    async with rig.agent() as agent:
-        stage = await staged(agent, mirror, manifest, job="job")
-        told = await mirror.heard(lambda beat: any(one.complete for one in held(beat)))
-        (holding,) = held(told)
-        assert holding.manifest == str(manifest.digest)
-        assert (holding.bytes, holding.held_by) == (7, ["job"])
-
-        await agent.stages.release(stage.id)
-        await mirror.heard(lambda beat: any(not one.held_by for one in held(beat)))
-        await mirror.heard(lambda beat: beat.holdings is None and beat.changes is None)
 
 
 async def test_what_a_mirror_refuses_as_too_large_is_told_in_smaller_pieces(

@@ -2,7 +2,6 @@
 
 # ruff: noqa: ASYNC240 - a test's loop serves no other clients
 
-import asyncio
 import errno
 import json
 import os
@@ -23,7 +22,7 @@ from node_agent.stage.standing import standing_pull
 from node_agent.stage.view import build
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import mounted_tmpfs, needs_mounts
-from tests.support.agent.rig import Rig, staged
+from tests.support.agent.rig import Rig, at_rest, staged
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.scripted_writes import failing
@@ -148,7 +147,7 @@ async def test_a_changed_source_replaces_the_view_and_its_lease(rig: Rig, mirror
     async with rig.agent() as agent:
         first = await pulled(agent, mirror, old, dest)
         await pulled(agent, mirror, new, dest)
-        await rests(agent)
+        await at_rest(agent.stages.registry)
 
         assert tree(dest) == NEW
         assert (is_leased(agent, old), is_leased(agent, new)) == (False, True)
@@ -272,13 +271,6 @@ async def test_copies__disk_is_full_of_other_cached_files__evict_those_without_a
             assert agent.cache.index.is_complete(first.digest) == is_leased
             assert {path.name for path in disk.iterdir()} == ({"data"} if is_leased else {"data", "model"})
             assert is_leased or tree(disk / "model") == new
-
-
-async def rests(agent: Agent) -> None:
-    """Until no task of a stage is at work."""
-    for stage in agent.stages.registry.all():
-        if stage.task is not None and stage.is_working:
-            await asyncio.wait([stage.task])
 
 
 # --- looked at without an agent ---

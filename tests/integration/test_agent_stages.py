@@ -15,7 +15,7 @@ from node_agent.stage import housekeeping
 from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror, fresh_mirror, in_both_forms
 from tests.support.agent.mounts import needs_mounts
-from tests.support.agent.rig import Rig, staged
+from tests.support.agent.rig import Rig, at_rest, staged
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import now
@@ -153,7 +153,7 @@ async def test_a_view_and_its_exposure_that_were_damaged_while_the_agent_was_dow
     Path(stage.mounts[0].path).unlink()  # as a reboot does with a mount
     async with rig.agent(exposure="symlink") as agent:
         assert Path(stage.mounts[0].path).is_symlink()  # before anybody is answered
-        await stage_rests(agent, stage.id)
+        await at_rest(agent.stages.registry)
         assert agent.stages.registry.find(stage.id).record.state == "READY"
         assert tree(Path(stage.mounts[0].path)) == FILES
 
@@ -164,7 +164,7 @@ async def test_a_ready_stage_is_exposed_in_the_new_way_after_the_setting_changed
         stage = await staged(agent, mirror, manifest)
     for kind in ("symlink", "none"):
         async with rig.agent(exposure=kind) as agent:
-            await stage_rests(agent, stage.id)
+            await at_rest(agent.stages.registry)
             document = agent.stages.document(agent.stages.registry.find(stage.id))
             assert (document.state, document.mounts[0].exposure) == ("READY", kind)
             assert Path(document.mounts[0].path).is_symlink() == (kind == "symlink")
@@ -185,14 +185,6 @@ async def test_what_no_stage_needs_is_tidied_up_at_the_start(rig: Rig, mirror: A
         assert [path.name for path in root.iterdir()] == [stage.id]
         assert [path.name for path in (rig.cache / "mounts").iterdir()] == [stage.id]
         assert [path.name for path in (rig.cache / "stages").iterdir()] == [f"{stage.id}.json"]
-
-
-async def stage_rests(agent: Agent, stage_id: str) -> None:
-    """Until nothing works on the stage: neither the look at the start, nor what it led to."""
-    stage = agent.stages.registry.find(stage_id)
-    async with asyncio.timeout(30):
-        while stage.task is not None and stage.is_working:
-            await asyncio.wait([stage.task])
 
 
 async def test_making_room_for_one_manifest_evicts_none_of_its_stage(mirror: AgentMirror, tmp_path: Path) -> None:

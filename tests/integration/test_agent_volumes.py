@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError, DiskFa
 from bdn.core.layout import Manifest
 from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import remove_tree
-from bdn.wire.grants import PushGrant
+from bdn.wire.grants import CacheGrant, PushGrant
+from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply
 from bdn.wire.job_schema import LEAST_BYTES, JobVolumeRequest
 from node_agent.app import Agent
 from node_agent.job.syncing import Syncer
@@ -48,14 +50,14 @@ async def used(agent: Agent, mirror: AgentMirror, manifest: Manifest) -> None:
 async def test_what_nobody_needs_makes_room_for_a_volume_and_what_is_leased_stays(
     rig: Rig, mirror: AgentMirror
 ) -> None:
-    idle, needed = published(mirror, 1, 30 * MIB), published(mirror, 2, 20 * MIB)
+    idle, needed = published(mirror, 1, 10 * MIB), published(mirror, 2, 15 * MIB)
     async with rig.agent() as agent:
         await used(agent, mirror, idle)
         await staged(agent, mirror, needed)
         with pytest.raises(CacheFullError) as full:
             await a_volume(agent, 50 * MIB)
         assert full.value.details()["needed_bytes"] == 50 * MIB
-        assert full.value.details()["leased_bytes"] == 20 * MIB
+        assert full.value.details()["leased_bytes"] == 15 * MIB
         assert agent.cache.index.holds(idle.digest)
         with pytest.raises(CacheTooSmallError):
             await a_volume(agent, 65 * MIB)
@@ -100,7 +102,7 @@ async def test_what_a_job_writes_takes_nothing_from_the_cache(rig: Rig, mirror: 
 
 
 async def test_volumes_on_another_disk_are_bounded_by_that(rig: Rig, mirror: AgentMirror, tmp_path: Path) -> None:
-    model = published(mirror, 1, 60 * MIB)
+    model = published(mirror, 1, 5 * MIB)
     other = Path("/dev/shm") / tmp_path.name  # another file system, wherever the tests lie
     try:
         async with rig.agent(scratch_dir=other) as agent:
@@ -302,3 +304,54 @@ async def test_a_volume_that_cannot_be_opened_holds_up_no_later_run(rig: Rig, mi
         later = await agent.volumes.create(pushing(mirror, "job-2"))
         await agent.volumes.end(later)
         await until(lambda: later.is_gone)
+
+
+@dataclass
+class HoldingMirror(AgentMirror):
+    """Answers a heartbeat with mounted caches once ``answering`` is set."""
+
+    answering: threading.Event = field(default_factory=threading.Event)
+    is_asked: bool = False
+
+    def beat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        if heartbeat.caches:
+            self.is_asked = True
+            assert self.answering.wait(60), "the test never let the mirror answer"
+        return super().beat(heartbeat)
+
+
+async def with_a_cache(agent: Agent, mirror: AgentMirror) -> JobVolumeRequest:
+    known = await agent.caches.document()
+    await agent.heartbeats.beat()  # which brings the keys
+    grant = CacheGrant("default", "p" * 10, "t" * 10, known.cluster, known.volume_id, time.time() + 900)
+    return JobVolumeRequest(run_id="job-2", scratch_bytes=LEAST_BYTES, cache_grant=mirror.signer.sign(grant))
+
+
+async def test_create__mirror_slow_to_record_the_mount__opens_no_cache_and_other_volumes_end(tmp_path: Path) -> None:
+    with HoldingMirror().running() as mirror:
+        assert isinstance(mirror, HoldingMirror)
+        async with Rig(mirror, tmp_path, {"exposure": "symlink"}).agent() as agent:
+            try:
+                other = await a_volume(agent, LEAST_BYTES)
+                creating = asyncio.create_task(agent.volumes.create(await with_a_cache(agent, mirror)))
+                await until(lambda: mirror.is_asked)
+                await agent.volumes.end(other)
+                assert agent.volumes.all() == []
+                assert [path.name for path in agent.caches.volume.root.iterdir()] == ["volume_id"]
+                assert not creating.done()
+            finally:
+                mirror.answering.set()
+            assert (await creating).record.caches is not None
+            agent.caches.volume.project("p" * 10)  # raises where there is none
+
+
+async def test_create__mirror_silent__refuses_a_volume_with_a_cache(rig: Rig, mirror: AgentMirror) -> None:
+    async with rig.agent() as agent:
+        request = await with_a_cache(agent, mirror)
+        mirror.down = True
+        with pytest.raises(BdnError) as refused:
+            await agent.volumes.create(request)
+        assert (refused.value.code, refused.value.transient) == ("STORE_UNAVAILABLE", True)
+        assert (agent.caches.mounted(), agent.volumes.all()) == ([], [])
+        assert [path.name for path in agent.caches.volume.root.iterdir()] == ["volume_id"]
+        assert (await a_volume(agent, LEAST_BYTES)).state == "OPEN"  # without a cache

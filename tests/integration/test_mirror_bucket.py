@@ -1,6 +1,5 @@
 """A mirror on a bucket whose server fails, refuses, and has other bytes than were put there: what operations.md says comes of it."""
 
-import asyncio
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,10 +17,9 @@ from tests.contract.opening import keys_of
 from tests.doubles import faults
 from tests.doubles.hub import Hub
 from tests.doubles.object_server import ObjectServer
-from tests.fakes.clock import Clock
 from tests.support.content.calendar import Calendar
 from tests.support.content.noise import MIB, noise
-from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, refusal, source, until, with_secret
+from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test, refusal, source, with_secret
 from tests.support.network.egress import ALLOW_LOOPBACK
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -121,37 +119,6 @@ async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_se
             assert (await mirror.failed(source(beside, **with_secret(name))))["code"] == "SECRET_NOT_FOUND"
         mine = await mirror.ready(source(beside, **with_secret("own")))
         assert await mirror.tree(mine["sources"][0]["manifest"]) == {"x": b"beside the store"}
-
-
-async def test_what_the_scrub_cannot_read_in_time_it_looks_at_and_finds_what_is_absent_or_of_another_size(
-    server: ObjectServer, tmp_path: Path
-) -> None:
-    objects, clock = server.buckets["weights"], Clock()
-    server.clock = clock
-    # A round may read a thousand bytes, so it reads one object in some thousand.
-    settings: dict[str, Any] = {"scrub_seconds": 1e-6, "scrub_rate": 10**9, "collect_seconds": 0}
-    async with mirror_under_test(tmp_path / "mirror", clock=clock, **settings) as mirror:
-
-        async def a_round() -> int:
-            """How many chunks it has read."""
-            server.log.clear()
-            clock.now += 1
-            async with asyncio.timeout(LONGEST_SECONDS):
-                while await mirror.metric("bdn_mirror_scrub_round_timestamp_seconds") < clock.now:
-                    pass
-            return server.log.count("/b3/", method="GET")
-
-        manifest = await mirror.manifest(MODEL)
-        assert await a_round() == 0
-        assert server.log.count("/b3/", method="HEAD") == sum(key.startswith("bdn/b3/") for key in objects.held)
-        objects.overwrite(f"bdn/b3/{FIRST.fanout}", LARGE[: CHUNK_SIZE - 1])
-        del objects.held[f"bdn/b3/{LAST.fanout}"]
-        assert await a_round() > 0
-        await until(lambda: not mirror.damaged())
-        assert await mirror.tree(manifest) == TREE
-        assert await mirror.metric("bdn_mirror_repaired_chunks_total") == 2
-        objects.overwrite(f"bdn/b3/{FIRST.fanout}", bytes(CHUNK_SIZE))
-        assert await a_round() == 0, "that its bytes are others only reading tells"
 
 
 async def test_a_mirror_waits_for_a_bucket_that_is_away_for_ten_minutes_and_everybody_else_is_answered(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bdn.core.errors import GrantInvalidError
-from bdn.mirror.db import projects
+from bdn.mirror.db import agents, projects
 from bdn.wire.cache_schema import FileSummary, pack
 from bdn.wire.grants import CacheGrant, FileGrant, GrantVerifier, PushGrant
+from bdn.wire.shapes import moment
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
 
@@ -227,16 +228,93 @@ async def test_the_caches_of_a_deleted_project_are_removed_by_whoever_has_their_
     assert (left["state"], left["error"]["message"]) == ("FAILED", "a bug")
 
 
-async def test_a_project_whose_cache_a_job_of_another_node_has_mounted_is_not_deleted(mirror: MirrorUnderTest) -> None:
+async def uses(mirror: MirrorUnderTest, project: str) -> list[str]:
+    """As an agent asks before it deletes from a cache."""
+    return list((await mirror.get(f"/caches/{project}/uses"))["items"])
+
+
+async def deletion(mirror: MirrorUnderTest, project: str) -> list[str]:
+    """Delete the project; returns what forbids it."""
+    answer = await mirror.http.delete(f"/projects/{project}")
+    if answer.status_code == 200:
+        return []
+    assert refusal(answer) == (409, "IN_USE")
+    return list(answer.json()["error"]["details"]["holders"])
+
+
+def mounting(project: str, *holders: str) -> list[Json]:
+    return [{"project": project, "holders": holders}]
+
+
+async def test_a_project_whose_cache_a_job_of_any_node_has_mounted_is_not_deleted(mirror: MirrorUnderTest) -> None:
     project = (await granted(mirror))["project_id"]
     other = (await granted(mirror, EAST | {"project": "other"}))["project_id"]
     agent = FakeAgent(mirror, "n2", "east", volume_id=VOLUME)
-    await agent.beat(caches=[{"project": project, "holders": ["jv_1"]}])
-    answer = await mirror.http.delete("/projects/llama")
-    assert refusal(answer) == (409, "IN_USE")
-    assert "jv_1 on n2" in answer.text
-    assert (await mirror.http.delete(f"/projects/{other}")).status_code == 200
-    await agent.beat(caches=[{"project": project, "holders": ["jv_1"]}], leaving=True)  # its job goes on
-    assert refusal(await mirror.http.delete("/projects/llama")) == (409, "IN_USE")
+    await agent.beat(caches=mounting(project, "jv_1", "jv_2"))
+    assert await deletion(mirror, "llama") == await uses(mirror, project) == ["jv_1 on n2", "jv_2 on n2"]
+    assert await deletion(mirror, other) == []
+    assert (await mirror.http.delete("/caches/llama/east")).status_code == 200  # whichever volume it is on
+    assert await deletion(mirror, "llama") == ["jv_1 on n2", "jv_2 on n2"]
     await agent.beat(caches=[])
-    assert (await mirror.http.delete("/projects/llama")).status_code == 200
+    assert await uses(mirror, project) == []
+    assert await deletion(mirror, "llama") == []
+
+
+async def test_a_node_that_fell_silent_counts_until_its_agent_is_removed(mirror: MirrorUnderTest) -> None:
+    project = (await granted(mirror))["project_id"]
+    await FakeAgent(mirror, "n2", "east").beat(caches=mounting(project, "jv_1"), leaving=True)  # its job goes on
+    for heard_at in (time.time(), 1_700_000_000.0):
+        async with mirror.service.requests.database.write() as session:
+            row = await agents.who_is(session, "east", "n2")
+            assert row is not None
+            row.last_heartbeat = heard_at
+        (use,) = await deletion(mirror, "llama")
+        date = f"{moment(heard_at):%Y-%m-%dT%H:%M:%SZ}"
+        assert use == f"jv_1 on n2 (silent since {date}; if the node is gone: bdn-admin agents rm n2)"
+    assert (await mirror.http.delete("/agents", params={"node": "n2"})).status_code == 200
+    assert await deletion(mirror, "llama") == []
+
+
+async def test_a_push_forbids_to_delete_from_the_cache_of_its_project(mirror: MirrorUnderTest) -> None:
+    project = (await granted(mirror))["project_id"]
+    other = (await granted(mirror, EAST | {"project": "other"}))["project_id"]
+    push = (await mirror.http.post("/pushes", json={"source": "bt://llama@job1/checkpoint-1"})).json()["push_id"]
+    assert await uses(mirror, project) == await deletion(mirror, "llama") == [f"push {push}"]
+    assert await uses(mirror, other) == []
+    await mirror.http.delete(f"/pushes/{push}")
+    assert await uses(mirror, project) == await deletion(mirror, "llama") == []
+
+
+async def test_a_mount_that_is_reported_as_its_project_is_deleted_is_known_to_the_agent_that_removes_the_cache(
+    mirror: MirrorUnderTest,
+) -> None:
+    project = (await granted(mirror))["project_id"]
+    assert await deletion(mirror, "llama") == []
+    agent = FakeAgent(mirror, "n2", "east", volume_id=VOLUME)
+    (told,) = (await agent.beat(caches=mounting(project, "jv_1"), wait_seconds=30))["pending"]
+    assert told["remove_cache"]["project"] == project
+    assert await uses(mirror, project) == ["jv_1 on n2"]
+    await agent.beat(caches=[])
+    assert await uses(mirror, project) == []
+
+
+@pytest.mark.parametrize(
+    ("late", "is_dropped"),
+    [
+        ({"state_at": 1.0}, True),
+        ({"state_at": 1.0, "leaving": True}, True),
+        ({"state_at": 1.0, "wait_seconds": 1}, True),
+        ({"state_at": 3.0}, False),
+        ({"state_at": 1.0, "boot_id": "after a restart of the machine"}, False),
+        ({}, False),  # an agent of an earlier version
+    ],
+)
+async def test_heartbeat__delayed_behind_a_later_state__does_not_undo_a_mount(
+    mirror: MirrorUnderTest, late: Json, *, is_dropped: bool
+) -> None:
+    project = (await granted(mirror))["project_id"]
+    agent = FakeAgent(mirror, "n2", "east", volume_id=VOLUME)
+    await agent.beat(state_at=0.5, caches=[])
+    await agent.beat(state_at=2.0, caches=mounting(project, "jv_1"))
+    await agent.beat(caches=[], **late)
+    assert await uses(mirror, project) == (["jv_1 on n2"] if is_dropped else [])

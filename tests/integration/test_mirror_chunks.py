@@ -54,14 +54,6 @@ async def test_a_chunk_comes_whole_in_a_range_or_as_its_size_and_leaves_no_file_
     await until(lambda: not open_files(filled))
 
 
-async def test_a_chunk_that_is_not_held_is_not_found(filled: MirrorUnderTest) -> None:
-    for method in ("GET", "HEAD"):
-        answer = await filled.http.request(method, place(b"never"))
-        assert answer.status_code == 404
-        assert method == "HEAD" or answer.json()["error"]["code"] == "NOT_FOUND"
-    assert (await filled.http.get(f"/chunks/{digest_of(LAST)}".replace(":", "%3A"))).content == LAST
-
-
 def open_files(mirror: MirrorUnderTest) -> list[str]:
     found = []
     for link in Path("/proc/self/fd").iterdir():

@@ -15,8 +15,9 @@ from alembic.config import Config
 from alembic.config import main as alembic
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import event, select, text
+from sqlalchemy import Table, event, make_url, select, text
 from sqlalchemy.engine import Connection
+from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from bdn.core.chunk import digest_of
 from bdn.core.errors import InvalidRequestError, NotFoundError
@@ -55,6 +56,22 @@ def test_the_newest_migration_is_the_one_that_the_code_names() -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
+
+
+def statements_of(table: Table) -> list[ExecutableDDLElement]:
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    return [CreateTable(table), *(CreateIndex(index) for index in indexes)]
+
+
+def test_the_newest_migration_has_the_fingerprint_of_the_tables() -> None:
+    """A database of another state of development is refused, as long as the first migration follows the code."""
+    statements = [
+        str(made.compile(dialect=dialect))
+        for dialect in (make_url(url).get_dialect()() for url in ("sqlite://", "postgresql+asyncpg://"))
+        for table in Base.metadata.sorted_tables
+        for made in statements_of(table)
+    ]
+    assert f"0001.{digest_of(' '.join(statements).encode()).hex[:8]}" == HEAD
 
 
 async def differences(database: Database) -> object:

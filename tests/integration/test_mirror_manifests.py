@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bdn.core.chunk import Digest, digest_of
+from bdn.core.chunk import Digest
 from bdn.core.manifest import Root
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
@@ -39,14 +39,6 @@ async def test_a_manifest_is_its_root__whose_name_is_the_etag(mirror: MirrorUnde
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", f'"{manifest}"')
     assert (await mirror.http.get(path, headers={"If-None-Match": '"other"'})).content == answer.content
     assert await mirror.tree(manifest) == FILES
-
-
-async def test_a_small_file_is_read_from_its_slab_and_not_by_its_own_digest(
-    mirror: MirrorUnderTest, manifest: str
-) -> None:
-    (slab,) = {file.layout.fetched for file in (await mirror.files(manifest)).values()}
-    assert (await mirror.http.get(f"/chunks/{slab[0]}")).content == b"".join(FILES[path] for path in sorted(FILES))
-    assert refusal(await mirror.http.get(f"/chunks/{digest_of(FILES['0.bin'])}")) == (404, "NOT_FOUND")
 
 
 async def test_a_manifest_says_where_its_chunks_are_served(

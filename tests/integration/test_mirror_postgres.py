@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
@@ -18,6 +17,7 @@ from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.postgres import fetch
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, source, until
 from tests.support.promises.tally import Tally
 
@@ -51,14 +51,6 @@ async def pg_mirror(database_url: str, tmp_path: Path) -> AsyncIterator[MirrorUn
 def beside(url: str, tmp_path: Path, name: str = "a", **options: Any) -> AbstractAsyncContextManager[MirrorUnderTest]:
     """One of several processes of a mirror: its own data directory, the same database and store."""
     return mirror_under_test(tmp_path / name, database_url=url, store=f"file://{tmp_path}/store", **options)
-
-
-async def fetch(url: str, query: str) -> list[Any]:
-    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
-    try:
-        return list(await connection.fetch(query))
-    finally:
-        await connection.close()
 
 
 async def somebody_waits(url: str, work: asyncio.Task[Any]) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from sqlalchemy import func, select
 
@@ -228,13 +227,3 @@ async def test_a_deletion_of_a_project_that_was_cut_off_goes_on(world: World, mo
     assert (await world.research.ask("DELETE", "/projects/llama")).json()["checkpoints"] == 1
     assert await world.projects(world.research) == {}
     assert await world.count() == 0
-
-
-async def test_an_api_key_is_a_bearer_on_both_ports(world: World) -> None:
-    headers = {"Authorization": world.research.headers["Authorization"].replace("Bearer", "Api-Key")}
-    begun = await world.mirror.http.post("/pushes", json={"source": ONE}, headers=headers)
-    assert begun.status_code == 201, begun.text
-    async with httpx2.AsyncClient(base_url=world.research.plane.base_url, headers=headers) as plane:
-        name = "b3:" + "0" * 64
-        answer = await plane.put(f"/pushes/{begun.json()['push_id']}/chunks/{name}", content=b"x")
-        assert refusal(answer)[1] == "CHECKSUM_MISMATCH"  # so it was let in

@@ -22,7 +22,7 @@ pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = pytest.mark.usefixtures("upstreams")
 LARGE = GeneratedContent(2 * CHUNK_SIZE + 5)
 TREE = {
-    "model.safetensors": noise(2 * CHUNK_SIZE + 5),
+    "model.safetensors": noise(9 * MIB + 1, 2),
     "config.json": b"{}",
     "a b/ünïcödé.txt": b"x",
     "nothing": b"",
@@ -142,7 +142,7 @@ async def test_chunks_of_another_size_do_not_make_up_a_file(job: Job) -> None:
     push = await job.begin()
     await job.send(push, TREE)
     model = TREE["model.safetensors"]
-    whole, short = name_of(model[:CHUNK_SIZE]), name_of(model[2 * CHUNK_SIZE :])
+    whole, short = name_of(model[:CHUNK_SIZE]), name_of(model[CHUNK_SIZE:])
     for size, chunks in [(2**20, [short]), (CHUNK_SIZE + 2, [short, whole]), (CHUNK_SIZE + 3, [whole, short])]:
         answer = await job.ask("POST", f"/pushes/{push}/commit", files=[{"path": "x", "size": size, "chunks": chunks}])
         assert refusal(answer) == (422, "INVALID_REQUEST"), answer.text
@@ -152,10 +152,10 @@ async def test_a_second_push_sends_what_changed(job: Job) -> None:
     await job.push(TREE)
     changed = TREE | {"model.safetensors": TREE["model.safetensors"][:-1] + b"!"}
     push = await job.begin("bt://llama@job1/checkpoint-200")
-    assert await job.send(push, changed) == 5
+    assert await job.send(push, changed) == MIB + 1
     done = (await job.commit(push, changed)).json()
-    assert done["bytes_transferred"] == 5
-    assert done["bytes_reused"] == sum(map(len, TREE.values())) - 5
+    assert done["bytes_transferred"] == MIB + 1
+    assert done["bytes_reused"] == sum(map(len, TREE.values())) - MIB - 1
 
 
 async def test_what_a_push_that_ended_had_sent_the_next_one_finds(job: Job) -> None:

@@ -27,6 +27,7 @@ from tests.support.content.names import named
 from tests.support.crash.killing_cluster import check_whole
 from tests.support.mirror.backends import write_keys
 from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.postgres import fetch
 from tests.support.mirror.process import SERVE, ServingProcess
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, statements_of, until
 from tests.support.services.forked import executed
@@ -58,11 +59,7 @@ class Way:
     async def fetch(self, query: str) -> list[Any]:
         """A look starts a process of the server: who looks until he sees something leaves time for what he waits for."""
         await asyncio.sleep(0.05)
-        connection = await asyncpg.connect(self.straight)
-        try:
-            return list(await connection.fetch(query))
-        finally:
-            await connection.close()
+        return await fetch(self.straight, query)
 
     def beside(self, tmp_path: Path, name: str, **options: Any) -> AbstractAsyncContextManager[MirrorUnderTest]:
         """One of several processes of a mirror: its own data directory, the same database and store."""

@@ -336,21 +336,6 @@ async def test_all_that_is_complete_is_noted_before_any_of_it_is_pushed(
         assert syncer.journal.settled("b")
 
 
-async def test_what_an_agent_of_the_version_before_has_committed_is_known(
-    mirror: ServingProcess, folder: Path, tmp_path: Path
-) -> None:
-    (folder / "a").mkdir()
-    for name in ("1", "2"):
-        (folder / "a" / name).write_bytes(b"as it was")
-    async with syncing(mirror, Reading(folder), tmp_path / "journal") as syncer:
-        assert await syncer.run_once() == []
-        (found,) = checkpoints_in(syncer.directory.look()).values()
-        syncer.journal.note_commit("a", Committed("mir_earlier", found.marks(is_earlier=True)))
-        (folder / "a/1").unlink()
-        assert await syncer.run_once() == []
-    assert (await checkpoints(mirror))["a"]["files"] == 2  # what is left of it is no version
-
-
 async def test_what_is_beyond_the_quota_is_pushed_once_there_is_room_and_holds_up_no_other(
     upstreams: None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

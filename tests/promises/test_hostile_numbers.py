@@ -68,7 +68,11 @@ def heartbeat(manifest: str, node: str = "n") -> Json:
         "advertise": None,
         "version": "1.2",
         "tiers": {"node": USE},
-        "holdings": [{"manifest": manifest, "bytes": 5, "last_used": 1.0, "cluster_bytes": 0}],
+        "changes": {
+            "base": None,
+            "digest": "",
+            "held": [{"manifest": manifest, "bytes": 5, "last_used": 1.0, "cluster_bytes": 0}],
+        },
         "reports": [
             {"id": "", "evict": {"items": [{"tier": "node", "manifest": manifest, "bytes": 5}]}},
             {

@@ -23,7 +23,7 @@ from node_agent.stage.records import StageRecords
 from node_agent.stage.stage import NodeStage, StageRecord
 from tests.fakes.clock import Clock
 from tests.support.agent.mirror import AgentMirror, missing
-from tests.support.agent.rig import Rig, staged, verified
+from tests.support.agent.rig import Rig, at_rest, staged, verified
 from tests.support.content.noise import noise
 from tests.support.content.trees import tree
 from tests.support.crash.rot import cached, digest_of_path, flip
@@ -300,8 +300,7 @@ LOST_MODEL = {"weights": noise(40_000), "config.json": b"{}"}
 async def looked_through(agent: Agent) -> NodeStage:
     """The only stage, when nothing works on it any more."""
     (stage,) = agent.stages.registry.all()
-    while stage.task and stage.is_working:
-        await asyncio.wait([stage.task])
+    await at_rest(agent.stages.registry)
     return stage
 
 

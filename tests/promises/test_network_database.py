@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 from sqlalchemy import text
 
@@ -25,6 +24,7 @@ from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.content.noise import MIB, noise
 from tests.support.mirror.fake_agent import FakeAgent
+from tests.support.mirror.postgres import fetch
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
 from tests.support.network.fault_proxy import ByteProxy
 from tests.support.promises.tally import Tally, at_scale
@@ -278,14 +278,6 @@ asyncio.run(main())
 """
 
 
-async def run(url: str, query: str) -> None:
-    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
-    try:
-        await connection.execute(query)
-    finally:
-        await connection.close()
-
-
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
     database = Database(postgres_url)
@@ -343,7 +335,9 @@ async def test_alone__a_holder_whose_claim_was_taken_is_told(
     async with asyncio.timeout(LONGEST_SECONDS):
         work = asyncio.create_task(hold(database, holding))
         await holding.wait()
-        await run(postgres_url, 'UPDATE facts SET value = \'{"holder": "other", "until": 1e12}\' WHERE name = \'work\'')
+        await fetch(
+            postgres_url, 'UPDATE facts SET value = \'{"holder": "other", "until": 1e12}\' WHERE name = \'work\''
+        )
         with pytest.raises(ClaimExpiredError):
             await work
     tally.add(scenarios=1, faults=1, refused=1)
@@ -405,7 +399,7 @@ async def test_work_of_one_process_at_a_time__done_by_two_at_once__loses_and_lea
             asked = [await mirror.http.post("/collections", json={"grace_seconds": 0}) for mirror in pair]
             assert {answer.status_code for answer in asked} == {202}
             for _ in range(100 if how == "claims expire" else 0):
-                await run(postgres_url, END)
+                await fetch(postgres_url, END)
                 tally.add(faults=1)
             for document in await asyncio.gather(*work):
                 tally.add(scenarios=1, lost=document["status"] != "READY")

@@ -39,7 +39,7 @@ async def test_a_command_that_cannot_resolve_its_mirror_says_so(monkeypatch: pyt
     Names(monkeypatch)
     async with MirrorClient(f"http://{MIRROR}:8460") as client:
         with pytest.raises(BdnError, match=f"http://{MIRROR}:8460") as caught:
-            await client.mirrors({})
+            await client.projects()
     assert (caught.value.code, caught.value.transient) == ("STORE_UNAVAILABLE", True)
 
 

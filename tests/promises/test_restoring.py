@@ -13,7 +13,7 @@ from bdn.mirror.access import access
 from bdn.mirror.upkeep.collection import Collector
 from tests.doubles.hub import Hub
 from tests.support.content.calendar import DAY, Calendar
-from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source
+from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = [pytest.mark.promise("collection"), pytest.mark.usefixtures("backend")]
@@ -31,13 +31,6 @@ async def mirror(upstreams: None, hub: Hub, tmp_path: Path, calendar: Calendar) 
         tmp_path, bearer=TOKEN, auth="token", token=TOKEN, clock=calendar, collect_seconds=0
     ) as service:
         yield service
-
-
-async def mirrored_by_rival(mirror: MirrorUnderTest, wanted: Json) -> Json:
-    begun = await mirror.http.post("/mirror", json={"weights": [wanted]}, headers=RIVAL)
-    done = await mirror.http.get(f"/mirror/{begun.json()['id']}", params={"wait": 20}, headers=RIVAL)
-    assert done.json()["status"] == "READY"
-    return dict(done.json())
 
 
 async def restored(mirror: MirrorUnderTest, **request: Any) -> list[str]:
@@ -107,7 +100,7 @@ async def test_it_can_be_restored_for_seven_days(mirror: MirrorUnderTest, calend
 @pytest.mark.production
 async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, calendar: Calendar) -> None:
     manifest = await mirror.manifest(ONE)
-    assert (await mirrored_by_rival(mirror, ONE))["sources"][0]["manifest"] == manifest
+    assert (await mirror.ready_for("rival", ONE)).sources[0].manifest == manifest
     two = await mirror.manifest(TWO)
     evicted = await mirror.evict(all=True, tier="mirror")
     freed = {item["manifest"]: item["bytes"] for item in evicted["items"]}
@@ -119,7 +112,7 @@ async def test_an_eviction_takes_nothing_from_others(mirror: MirrorUnderTest, ca
     assert 0 < freed[two] < 200_000
     assert (await mirror.http.get(f"/manifests/{manifest}", headers=RIVAL)).status_code == 200
     assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 404
-    assert await mirror.tree(manifest, (await mirrored_by_rival(mirror, ONE))["grant"])
+    assert await mirror.tree(manifest, (await mirror.ready_for("rival", ONE)).grant)
     assert await restored(mirror, manifest=two) == []
     assert await restored(mirror, manifest=manifest) == [manifest]  # which is not collected
 
@@ -131,7 +124,7 @@ async def test_what_somebody_else_mirrors_after_it_was_collected_is_still_given_
     await mirror.evict(all=True, tier="mirror")
     calendar.days = 8
     await mirror.collect(grace_seconds=0)
-    await mirrored_by_rival(mirror, ONE)
+    await mirror.ready_for("rival", ONE)
     assert (await mirror.http.get(f"/manifests/{manifest}")).status_code == 404
     assert await restored(mirror, manifest=manifest) == []
     await mirror.ready(ONE)
@@ -139,7 +132,7 @@ async def test_what_somebody_else_mirrors_after_it_was_collected_is_still_given_
 
 
 async def test_what_was_never_mirrored_is_not_found(mirror: MirrorUnderTest) -> None:
-    await mirrored_by_rival(mirror, TWO)
+    await mirror.ready_for("rival", TWO)
     (theirs,) = [f"b3:{row[0]}" for row in mirror.rows("manifests")["manifests"]]
     for manifest in (str(Digest("0" * 64)), theirs):
         for path in ("/evictions", "/restorations"):

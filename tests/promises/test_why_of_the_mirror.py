@@ -50,11 +50,7 @@ async def mirror(
 
 
 async def mirrored(mirror: MirrorUnderTest, wanted: Json, organisation: str = "default") -> str:
-    headers = {"BDN-Organisation": organisation}
-    begun = await mirror.http.post("/mirror", json={"weights": [wanted]}, headers=headers)
-    done = await mirror.http.get(f"/mirror/{begun.json()['id']}", params={"wait": LONGEST_SECONDS}, headers=headers)
-    assert done.json()["status"] == "READY", done.text
-    return str(done.json()["sources"][0]["manifest"])
+    return str((await mirror.ready_for(organisation, wanted)).sources[0].manifest)
 
 
 async def told(mirror: MirrorUnderTest, organisation: str = "default", **params: Any) -> list[Json]:

@@ -56,7 +56,7 @@ def copy_of(places: Places, root: Path, lost: list[PlacedChunk]) -> None:
 def test_a_fill_that_is_killed_anywhere_loses_less_than_a_batch_and_its_file_is_right(
     chunks: int, tail: int, seed: int, kill: int, was_direct: bool, is_direct: bool
 ) -> None:
-    content = noise(4 * CHUNK_SIZE)[: chunks * CHUNK_SIZE + tail]
+    content = noise(chunks * CHUNK_SIZE + tail)
     layout = whole(content)
     order = list(layout.placed())
     Random(seed).shuffle(order)

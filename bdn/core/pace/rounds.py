@@ -1,9 +1,8 @@
-"""Periodic rounds: when a round begins, what it samples, and in which order a scrub reads a node's content."""
+"""Periodic rounds: when a round begins, and in which order a scrub reads a node's content."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 from bdn.core.chunk import Digest
 
@@ -19,27 +18,6 @@ def is_round_due(began: float | None, period_seconds: float, now: float) -> bool
     if not period_seconds:
         return False
     return began is None or not began <= now < began + period_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The part that a round reads when a whole pass exceeds the period: one in ``of`` items, others in the next round.
-
-    Rounds begin a period apart, so each has its own ``turn``, and ``of`` rounds read everything. A late round may get
-    the turn after the next.
-    """
-
-    of: int
-    turn: int
-
-    @classmethod
-    def that_fits(cls, size: int, rate_bytes_per_second: float, period_seconds: float, began: float) -> Self:
-        """The sample with which a round over ``size`` bytes ends in time at this rate."""
-        of = max(1, math.ceil(size / (rate_bytes_per_second * period_seconds)))
-        return cls(of, int(began // period_seconds) % of)
-
-    def has(self, digest: Digest) -> bool:
-        return int(digest.hex[:16], 16) % self.of == self.turn
 
 
 ScrubbedTier = Literal["cluster", "node"]

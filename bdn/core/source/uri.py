@@ -266,10 +266,6 @@ class Auth:
         if extra := [name for name in self.fields if name not in required]:
             raise InvalidRequestError(f"{', '.join(extra)} cannot be specified when auth_method is {self.method}")
 
-    @property
-    def secret_name(self) -> str | None:
-        return self.fields.get("auth_secret_name")
-
 
 @dataclass(frozen=True, slots=True)
 class WeightsSource:

@@ -6,6 +6,7 @@ from fastapi import Path
 
 from bdn.mirror.api.callers import TEXT, Agent, Operator, ProjectName, TeamController
 from bdn.mirror.jobs.caches import TrainingCaches
+from bdn.mirror.jobs.uses import ProjectUses
 from bdn.net.api_server import new_router, provided
 from bdn.wire.cache_schema import (
     CacheGrantDocument,
@@ -17,8 +18,10 @@ from bdn.wire.cache_schema import (
     ProjectCache,
     TrainingCacheDirectory,
 )
+from bdn.wire.shapes import Items
 
 _Caches = Annotated[TrainingCaches, provided(TrainingCaches)]
+_Uses = Annotated[ProjectUses, provided(ProjectUses)]
 _ClusterName = Annotated[str, Path(min_length=1, max_length=256, pattern=TEXT)]
 
 caches_router = new_router("caches")
@@ -42,6 +45,11 @@ async def limit_cache(caches: _Caches, project: ProjectName, body: CacheLimit, c
 @caches_router.get("/caches/{project}/summary", summary="The last summary of a training cache's content")
 async def cache_summary(caches: _Caches, project: ProjectName, caller: TeamController) -> CacheSummaryDocument:
     return await caches.summary(caller.organisation, caller.team, project)
+
+
+@caches_router.get("/caches/{project}/uses", summary="Agents only: what forbids to delete from a project's cache")
+async def project_uses(uses: _Uses, project: ProjectName, _: Agent) -> Items[str]:
+    return await uses.of(project)
 
 
 @caches_router.delete(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, func, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, func, or_, select, true, tuple_, update
 from sqlalchemy.orm import defer
 
 from bdn.mirror.db.database import (
@@ -46,9 +46,16 @@ async def change_cluster(session: WriteSession, cluster: str) -> ClusterRow:
 
 
 async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) -> None:  # noqa: ANN401
-    """Set columns of the agent's row. A new row needs every column without a default."""
+    """Set columns of the agent's row, unless it has a later state. A new row needs every column without a default.
+
+    Heartbeat A says "nothing mounted" and is delayed; B says "mounted" and is recorded; A must not undo that.
+    """
     new = insert(dialect_of(session), AgentRow).values(**{"cluster": cluster, "node": node, **values})
-    await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values))
+    is_later = or_(
+        AgentRow.boot_id != new.excluded.boot_id,
+        func.coalesce(AgentRow.state_at <= new.excluded.state_at, true()),  # an agent of an earlier version has none
+    )
+    await session.execute(new.on_conflict_do_update(index_elements=["cluster", "node"], set_=values, where=is_later))
 
 
 async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sqlalchemy import delete, func, select, update
-from sqlalchemy.orm import defer
+from sqlalchemy.orm import defer, load_only
 
 from bdn.mirror.db import projects
 from bdn.mirror.db.database import ReadSession, WriteSession, changed, insert_new
@@ -19,6 +19,7 @@ from bdn.mirror.db.tables import (
 
 REMOVAL: Final = "cache removal"  # the kind of operation
 _LEFT: Final = ("PENDING", "RUNNING", "FAILED")
+_MOUNTS: Final = (AgentRow.caches, AgentRow.last_heartbeat, AgentRow.joined_at)
 
 
 @dataclass
@@ -49,21 +50,11 @@ async def volume(session: WriteSession, project: str, cluster: str, asked: str, 
     return asked if found is None else found.volume
 
 
-async def mounted(session: ReadSession, project: str, since: float) -> list[str]:
-    """The job volumes that have the project's cache mounted, as ``holder on node``.
-
-    From agents with a heartbeat since ``since``.
-    """
-    in_clusters = AgentRow.cluster.in_(select(CacheDirectoryRow.cluster).where(CacheDirectoryRow.project == project))
-    query = select(AgentRow.node, AgentRow.caches).where(in_clusters, AgentRow.last_heartbeat > since)
-    found = await session.execute(query.order_by(AgentRow.cluster, AgentRow.node))
-    return [
-        f"{holder} on {node}"
-        for node, uses in found
-        for use in uses or ()
-        if use["project"] == project
-        for holder in use["holders"]
-    ]
+async def mounted(session: ReadSession, project: str) -> list[tuple[AgentRow, list[str]]]:
+    """The agents whose last heartbeat has the project's cache mounted, each with the job volumes. Reads all agents."""
+    query = select(AgentRow).options(load_only(*_MOUNTS, raiseload=True)).where(AgentRow.caches.is_not(None))
+    found = (await session.execute(query.order_by(AgentRow.cluster, AgentRow.node))).scalars()
+    return [(row, use["holders"]) for row in found for use in row.caches or () if use["project"] == project]
 
 
 async def directory(session: ReadSession, project: str, cluster: str) -> CacheDirectoryRow | None:

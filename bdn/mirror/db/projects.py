@@ -88,6 +88,10 @@ async def find(session: ReadSession, organisation: str, name: str, team: str | N
     return None
 
 
+async def get(session: ReadSession, project_id: str) -> ProjectRow | None:
+    return await session.get(ProjectRow, project_id)
+
+
 async def project(session: WriteSession, organisation: str, team: str, name: str, now: float) -> ProjectRow:
     """A team's project by its name or id, created if there is none. It is locked until commit."""
     known = await find(session, organisation, name, team)

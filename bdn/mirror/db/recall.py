@@ -10,24 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from bdn.core.chunk import digest_of
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
-HEAD: Final = "0001"  # the newest migration; a test compares it with the folder
+HEAD: Final = "0001.d70d3834"  # the newest migration, with the fingerprint of the tables
 USE_SECONDS: Final = 60.0  # a use this soon after the last noted one is not noted
-
-
-class _Asked(Protocol):
-    """A recorded source: the request in its wire form, and the URI."""
-
-    @property
-    def request(self) -> Mapping[str, Any]: ...
-
-    @property
-    def source(self) -> str: ...
 
 
 def recall_key(reader: str, wanted: WeightsSource, revision: str | None) -> str | None:
@@ -42,13 +32,13 @@ def recall_key(reader: str, wanted: WeightsSource, revision: str | None) -> str 
     return digest_of(json.dumps(parts).encode()).hex
 
 
-def is_alike(row: _Asked, wanted: WeightsSource) -> bool:
-    """Whether it was requested with the same repository or folder and the same patterns, at whatever revision."""
+def is_alike(request: Mapping[str, Any], wanted: WeightsSource) -> bool:
+    """Whether a recorded request named the same repository or folder and the same patterns, at whatever revision."""
     body = body_from(wanted)
     return (
-        row.request.get("allow_patterns") == body.allow_patterns
-        and row.request.get("ignore_patterns") == body.ignore_patterns
-        and _without_revision(parse_source(row.source)) == _without_revision(wanted.source)
+        request.get("allow_patterns") == body.allow_patterns
+        and request.get("ignore_patterns") == body.ignore_patterns
+        and _without_revision(parse_source(request["source"])) == _without_revision(wanted.source)
     )
 
 
@@ -62,7 +52,6 @@ def _without_revision(uri: SourceUri) -> SourceUri:
 class _Row:
     def __init__(self, found: sqlite3.Row) -> None:
         self.request: dict[str, Any] = json.loads(found["request"])
-        self.source: str = found["source"]
         self.mirrored_at: float = found["mirrored_at"]
         fields = {name: found[name] for name in RECORDED}
         fields |= {"manifest": f"b3:{found['manifest']}", "warnings": json.loads(found["warnings"]), "error": None}
@@ -97,7 +86,7 @@ def held_in(
         if database.execute("SELECT 1 FROM chunks WHERE damage IS NOT NULL").fetchone():
             return None  # the mirror checks whether the damage concerns this source
         for row in _ready(database, organisation, column, name):
-            if is_alike(row, wanted):
+            if is_alike(row.request, wanted):
                 return row.document, row.mirrored_at
     return None
 
@@ -105,7 +94,7 @@ def held_in(
 def is_update_in(file: Path, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
     """What ``MirrorRequests.is_update`` returns; False also if the file cannot answer. Blocking."""
     with suppress(sqlite3.Error, ValueError), _opened(file) as database:
-        return any(is_alike(row, wanted) for row in _ready(database, organisation, "manifest", manifest))
+        return any(is_alike(row.request, wanted) for row in _ready(database, organisation, "manifest", manifest))
     return False
 
 

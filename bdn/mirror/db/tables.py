@@ -195,9 +195,9 @@ class AgentRow(Base):
     announced its departure. ``holdings_digest`` is the agent's own name for the content of ``holdings``, null if it
     gave none; ``manifests`` is their number. ``unsynced_bytes`` counts checkpoints that exist only in the agent's job
     volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``capacity`` is a
-    ``NodeCapacity``, null if the agent runs no training jobs. ``replaced`` names the agent that reported as this node
-    before, until ``replaced_at``; if that agent reports again, two agents have one name, which is assumed until
-    ``disputed_at``.
+    ``NodeCapacity``, null if the agent runs no training jobs. ``state_at`` orders the heartbeats of one boot.
+    ``replaced`` names the agent that reported as this node before, until ``replaced_at``; if that agent reports again,
+    two agents have one name, which is assumed until ``disputed_at``.
     """
 
     __tablename__ = "agents"
@@ -214,6 +214,7 @@ class AgentRow(Base):
     unsynced_bytes: Mapped[int] = mapped_column(default=0)
     caches: Mapped[list[Any] | None]
     capacity: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    state_at: Mapped[float | None]
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]
     left_at: Mapped[float | None]

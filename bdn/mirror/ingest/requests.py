@@ -126,7 +126,7 @@ class MirrorRequests:
         """Whether the manifest, as hex, was at some time the content of the same source with the same patterns."""
         async with self.database.read() as session:
             rows = await mirrors.published_as(session, organisation, manifest)
-        return any(is_alike(row, wanted) for row in rows)
+        return any(is_alike(row.request, wanted) for row in rows)
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Plan:
         """What mirroring the sources would do now. Writes nothing."""

@@ -477,7 +477,7 @@ async def published_before(
         rows = await mirrors.recalled(session, organisation, key)
     elif is_newest:
         rows = await mirrors.ready_from(session, organisation, str(wanted.source))
-    rows = [row for row in rows if is_alike(row, wanted)]
+    rows = [row for row in rows if is_alike(row.request, wanted)]
     if isinstance(wanted.source, CheckpointUri) and revision and not (wanted.patterns.allow or wanted.patterns.ignore):
         rows = [await checkpoints.pushed(session, organisation, pinned(wanted.source, revision), team_of(reader))]
     for row in rows:

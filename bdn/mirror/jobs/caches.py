@@ -169,7 +169,8 @@ class TrainingCaches:
 async def forget_caches(session: WriteSession, project: ProjectRow, now: float) -> None:
     """Record the removal of a project's caches, in the transaction that deletes the project afterwards.
 
-    In each cluster, the next agent with the volume removes the cache. The caller has made sure that no job runs.
+    In each cluster, the next agent with the volume removes the cache, once no agent has it mounted: a mount that was
+    granted before may be reported while this transaction commits.
     """
     for row in await caches.forget(session, project.id):
         operation_id = CACHE_REMOVAL.new_id()

@@ -9,26 +9,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.errors import Fact, InUseError, NotFoundError
+from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
-from bdn.mirror.db import caches, checkpoints, events, mirrors, projects, training
-from bdn.mirror.db.agents import FORGOTTEN_SECONDS
+from bdn.mirror.db import checkpoints, events, projects
 from bdn.mirror.db.checkpoints import CheckpointState
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.projects import ProjectState
 from bdn.mirror.db.tables import CheckpointRow, ProjectRow, TeamRow
 from bdn.mirror.jobs.caches import forget_caches
+from bdn.mirror.jobs.uses import ProjectUses
 from bdn.wire.access_schema import DEFAULT_TEAM, Team
 from bdn.wire.push_schema import Checkpoint, Project
 from bdn.wire.shapes import moment
 
 _REMOVED_AT_ONCE: Final = 50  # checkpoints of one transaction
-_NAMED: Final = 10
 
 
 @dataclass(frozen=True)
 class Projects:
     database: Database
+    uses: ProjectUses
 
     async def make_team(self, organisation: str, name: str) -> Team:
         """Create a team, or return the existing team of this name."""
@@ -76,8 +76,8 @@ class Projects:
         Raises:
             NotFoundError: the project does not exist, or belongs to another team.
             InvalidRequestError: several teams have a project of this name.
-            InUseError: a push of the project is active, or a job volume has its training cache mounted. A push that
-                begins during the deletion leaves the project with its remaining checkpoints.
+            InUseError: see ``bdn.mirror.jobs.uses``. A use that begins during the deletion leaves the project with its
+                remaining checkpoints, or its caches on their volumes until they are unmounted.
         """
         async with self.database.read() as session:
             row = await projects.find(session, organisation, name, team)
@@ -92,7 +92,7 @@ class Projects:
         async with self.database.write() as session:
             if not await projects.lock(session, project.id):
                 return True
-            await _check_idle(session, project, self.database.now())
+            await self.uses.check(session, project)
             found = await projects.checkpoints_of(session, project.id, _REMOVED_AT_ONCE)
             for row in found:
                 state = CheckpointState(row, project, project.name)
@@ -146,22 +146,6 @@ def gone_events(organisation: str, source: str, manifests: Sequence[str], why: s
     """Events that no checkpoint names these manifests any more."""
     facts: dict[str, Fact] = {"source": source, "why": why}
     return [events.event_of("replaced", facts, manifest, organisation=organisation) for manifest in manifests]
-
-
-async def _check_idle(session: WriteSession, project: ProjectRow, now: float) -> None:
-    """Reject while a job or a push of the project is active, or a job has its training cache mounted."""
-    if jobs := await training.active_jobs(session, project, now):
-        raise InUseError(f"project {project.name!r} ({project.id})", tuple(jobs[:_NAMED]))
-    at_work = [
-        row.id
-        for row, uri in await mirrors.pushes(session, project.organisation)
-        if row.team == project.team and uri.project in (project.id, project.name)
-    ]
-    if at_work:
-        named = tuple(f"push {push_id}" for push_id in at_work[:_NAMED])
-        raise InUseError(f"project {project.name!r} ({project.id})", named)
-    if mounted := await caches.mounted(session, project.id, now - FORGOTTEN_SECONDS):
-        raise InUseError(f"the training cache of project {project.name!r} ({project.id})", tuple(mounted[:_NAMED]))
 
 
 def _team(row: TeamRow) -> Team:

@@ -27,7 +27,6 @@ from bdn.wire.heartbeat_schema import (
     Command,
     Heartbeat,
     HeartbeatReply,
-    HoldingsChange,
     MemberDocument,
     Report,
 )
@@ -149,17 +148,17 @@ class Membership:
         """
         now, agent = self.clock(), (heartbeat.cluster, heartbeat.node)
         said = heartbeat.model_dump(include=_SAID)
+        dated = {**said, "state_at": heartbeat.state_at}
         async with self.database.read() as session:
             row = await agents.who_is(session, *agent)
         if row is not None and row.joined_at is not None and not heartbeat.leaving and _who(row) == _who(heartbeat):
-            holds = heartbeat.changes is not None or heartbeat.holdings is not None
-            is_new = holds or any(getattr(row, name) != value for name, value in said.items())
+            is_new = heartbeat.changes is not None or any(getattr(row, name) != value for name, value in said.items())
             if not is_new and heartbeat.wait_seconds >= _TOGETHER_SECONDS:
                 self._heard[agent] = now
                 return row.holdings_digest or ""
-            digest = await self._note_known(heartbeat, said, now)
+            digest = await self._note_known(heartbeat, dated, now)
         else:
-            digest = await self._note_change(heartbeat, said, now)
+            digest = await self._note_change(heartbeat, dated, now)
         self._written(now)
         return digest
 
@@ -317,8 +316,6 @@ class Membership:
 async def _hold(session: WriteSession, heartbeat: Heartbeat, digest: str) -> str:
     """Record a change of the agent's holdings, if any. Returns the digest of the recorded holdings."""
     change = heartbeat.changes
-    if change is None and heartbeat.holdings is not None:  # an agent of the previous version
-        change = HoldingsChange(base=None, digest="", held=heartbeat.holdings)
     return digest if change is None else await agents.hold(session, heartbeat.cluster, heartbeat.node, change)
 
 

@@ -1,7 +1,7 @@
 """Scrub and verification: reads the store again, slowly or on an operator's request, and repairs damage.
 
-A scrub walks the rows of ``chunks`` in the order of their ids. If a store is too large to be read within one period,
-each round reads another sample, and checks only presence and size of other chunks.
+A scrub walks the rows of ``chunks`` in the order of their ids. The next round begins at once after a round that took
+longer than the period.
 
 One process at a time scrubs the store; another process resumes when it ends. Progress is recorded, so that a
 verification or scrub resumes there.
@@ -10,18 +10,17 @@ verification or scrub resumes there.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, StoreUnavailableError
 from bdn.core.manifest import read_page
-from bdn.core.pace.rounds import Sample, is_round_due
+from bdn.core.pace.rounds import is_round_due
 from bdn.core.store import ChunkStore
 from bdn.mirror.chunks.damages import Damages
-from bdn.mirror.db import chunks, damaged, manifests, mirrors, operations, origins
-from bdn.mirror.db.chunks import StoredChunk
+from bdn.mirror.db import damaged, manifests, mirrors, operations, origins
 from bdn.mirror.db.damaged import Damage, ScrubState
 from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.operations import MIRROR
@@ -36,9 +35,7 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 1.0  # between polls for damage and requests from other processes
 _AWAY_SECONDS: Final = 5.0  # after a failure of the store or the database
 _AT_ONCE: Final = 32  # chunks between two records of progress: what is read again after a kill
-_LOOKED_AT_ONCE: Final = 1000  # rows in one step if only a sample of them is read
 _PAGES: Final = 64  # of a manifest that are searched for a damaged chunk
-_ALL: Final = Sample(of=1, turn=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,6 @@ class Keeper:
     on_read: Callable[[int], None]
     period_seconds: float
     clock: Callable[[], float]
-    _samples: dict[float, Sample] = field(default_factory=dict)  # by start of the round; contains only the newest
 
     @cached_property
     def _pacer(self) -> Pacer:
@@ -114,28 +110,13 @@ class Keeper:
         if not is_due or not self.period_seconds:
             return False
         started_at = state.started_at if state and is_under_way else now
-        part = await self._read(state.cursor if state else None, None, await self._sample(started_at))
+        part = await self._read(state.cursor if state else None, None)
         completed_at = state.completed_at if state else None
         if part.cursor is None:
             completed_at = self.clock()
         async with self.database.write() as session:
             await damaged.save_scrub_state(session, ScrubState(started_at, completed_at, part.cursor))
         return True
-
-    async def _sample(self, began: float) -> Sample:
-        """What the round that began then reads, by the size of the store when this process first worked on the round."""
-        if began not in self._samples:
-            async with self.database.read() as session:
-                _, size = await chunks.of(session, chunks.totals)
-            self._samples.clear()
-            sample = Sample.that_fits(size, self.rate_bytes_per_second, self.period_seconds, began)
-            self._samples[began] = sample
-            if sample.of > 1:
-                logger.info(
-                    "scrub round reads a sample of the store's chunks, and checks presence and size of the rest",
-                    extra={"one_in": sample.of},
-                )
-        return self._samples[began]
 
     async def verify_next(self) -> bool:
         """Verify one part for the oldest verification. Returns False if none is open."""
@@ -150,7 +131,7 @@ class Keeper:
         names = None
         if command.manifests is not None:
             names = [manifest.removeprefix("b3:") for manifest in command.manifests]
-        part = await self._read(sofar.get("cursor"), names, _ALL)
+        part = await self._read(sofar.get("cursor"), names)
         known = {item["chunk"] for item in sofar.get("items", [])}
         new = [damage for damage in part.damage if str(damage.digest) not in known]
         items = await self._settle(new, organisation, is_listed=len(known) < LISTED, repair=command.repair)
@@ -172,30 +153,17 @@ class Keeper:
                 tell(session, row.id)
         return True
 
-    async def _read(self, cursor: int | None, names: Sequence[str] | None, sample: Sample) -> ScrubResult:
+    async def _read(self, cursor: int | None, names: Sequence[str] | None) -> ScrubResult:
         """Read the next chunks behind the cursor: of these manifests or, with None, of the whole store."""
         async with self.database.read() as session:
-            wanted = await damaged.after(session, cursor or 0, names, min(_AT_ONCE * sample.of, _LOOKED_AT_ONCE))
-        spared = await self._look([one for one in wanted if not sample.has(one.digest)])
-        read = [one for one in wanted if one.digest not in spared]
+            read = await damaged.after(session, cursor or 0, names, _AT_ONCE)
         for one in read:
             await asyncio.sleep(self._pacer(one.size))
             await self.damages.examine(one.digest)
             self.on_read(one.size)
         async with self.database.read() as session:
             damage = await damaged.named(session, [one.digest for one in read])
-        return ScrubResult(len(read), sum(one.size for one in read), wanted[-1].id if wanted else None, damage)
-
-    async def _look(self, wanted: Sequence[StoredChunk]) -> set[Digest]:
-        """Returns the chunks present with the right size.
-
-        Empty if the store is away: reading them then yields the reason.
-        """
-        try:
-            held = await asyncio.to_thread(self.damages.store.held, [one.digest for one in wanted]) if wanted else {}
-        except StoreUnavailableError:
-            return set()
-        return {one.digest for one in wanted if held.get(one.digest) == one.size}
+        return ScrubResult(len(read), sum(one.size for one in read), read[-1].id if read else None, damage)
 
     async def _settle(
         self, found: Sequence[Damage], organisation: str, *, is_listed: bool, repair: bool

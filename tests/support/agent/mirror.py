@@ -105,7 +105,6 @@ class AgentMirror:
     ring: dict[str, MemberDocument] | None = None  # members by node: whoever beats joins; None keeps all agents alone
     epoch: int = 1
     bucket: AgentBucket | None = None  # where its chunks are to be read; what ``publish`` stores is put there as well
-    is_earlier: bool = False  # of the version before: it takes all holdings at once, and says nothing of them
     held: defaultdict[str, RecordedHoldings] = field(default_factory=lambda: defaultdict(RecordedHoldings))  # by node
 
     def __post_init__(self) -> None:
@@ -164,7 +163,7 @@ class AgentMirror:
     def chunks(self, manifest: Manifest, path: str) -> list[Digest]:
         """What an agent requests for one file, in order: its chunks, or the slab."""
         digest = next(entry.digest for entry in manifest.files if entry.path == path)
-        return list(self.trees[manifest.digest].layout.files[digest].fetched)
+        return list(self.trees[manifest.digest].layout[digest].fetched)
 
     def hold(self, chunk: Digest | None = None, then: Fault | None = None) -> tuple[threading.Event, asyncio.Event]:
         """The answer about this chunk, or about each, waits for the first event; the second is set once it is asked for."""
@@ -220,7 +219,7 @@ class AgentMirror:
             self.commands = [command for command in self.commands if command.id not in ended]
             commands = list(self.commands)
             epoch, members = self._join(heartbeat)
-            digest = None if self.is_earlier else self.held[heartbeat.node].record(heartbeat.changes)
+            digest = self.held[heartbeat.node].record(heartbeat.changes)
         return HeartbeatReply(
             members=members,
             epoch=epoch,

@@ -16,6 +16,7 @@ from bdn.wire.stage_schema import StageDocument
 from node_agent.app import Agent, open_agent
 from node_agent.fetch.peers import Waits
 from node_agent.settings import AgentSettings, load_settings
+from node_agent.stage.stage import StageRegistry
 from tests.support.agent.mirror import AgentMirror
 
 IMPATIENT = RetryPolicy(outage_seconds=0, attempts=3, first_seconds=0.001, longest_seconds=0.002)
@@ -65,6 +66,13 @@ async def staged(agent: Agent, mirror: AgentMirror, *manifests: Manifest, job: s
     stage = await agent.stages.start(job, mirror.grant(*manifests))
     async with asyncio.timeout(30):
         return await agent.stages.finish(stage.record.id)
+
+
+async def at_rest(registry: StageRegistry) -> None:
+    """Until nothing works on a stage: a task that looks through a stage may begin another, that mends it."""
+    async with asyncio.timeout(30):
+        while working := [stage.task for stage in registry.all() if stage.task and stage.is_working]:
+            await asyncio.wait(working)
 
 
 async def verified(agent: Agent, command: VerifyCommand) -> VerifyReport:

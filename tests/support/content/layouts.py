@@ -8,11 +8,19 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, FileEntry, FileLayout, Slice, dig
 from bdn.core.layout import Manifest
 from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from node_agent.cache.records import Held
+from tests.support.content.noise import SHARED
 
 
-@lru_cache(maxsize=8)  # most modules have the same large files
 def pieces(content: bytes) -> tuple[bytes, ...]:
+    """Those of contents that modules share are shared, too."""
+    return _shared(content) if len(content) in SHARED else _cut(content)
+
+
+def _cut(content: bytes) -> tuple[bytes, ...]:
     return tuple(content[start : start + CHUNK_SIZE] for start in range(0, len(content), CHUNK_SIZE))
+
+
+_shared = lru_cache(maxsize=len(SHARED))(_cut)
 
 
 def whole(content: bytes) -> FileLayout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import BinaryIO
 
 from bdn.core.chunk import Buffer, Digest, digest_of
@@ -57,9 +57,6 @@ class MemoryStore:
         """Forget the chunks."""
         for digest in digests:
             self._chunks.pop(digest, None)
-
-    def held(self, digests: Iterable[Digest]) -> dict[Digest, int]:
-        return {digest: len(self._chunks[digest]) for digest in digests if digest in self._chunks}
 
     def listed(self) -> Iterator[StoredObject]:
         """Those that were there at the beginning."""

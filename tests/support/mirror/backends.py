@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +21,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
 from bdn.core.chunk import Digest
@@ -34,7 +33,7 @@ from tests.contract.opening import keys_of
 from tests.doubles.object_server import ObjectServer
 from tests.doubles.seaweed import RealS3, SeaweedServer
 from tests.doubles.sigv4 import Account
-from tests.support.mirror.postgres import drop_database, new_database, postgres
+from tests.support.mirror.postgres import drop_database, fetch, new_database, postgres
 from tests.support.promises.tally import FULL
 
 EMBEDDED: Final = "embedded"
@@ -225,7 +224,7 @@ class Production(Behind):
     def query(self, statement: str, *values: object) -> list[Row]:
         numbers = count(1)
         numbered = "".join(f"${next(numbers)}" if sign == "?" else sign for sign in statement)
-        return _done(_fetched(self.database_url.replace("+asyncpg", ""), numbered, values))
+        return [tuple(row.values()) for row in _done(fetch(self.database_url, numbered, *values))]
 
     def tables(self) -> list[str]:
         return [name for (name,) in self.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")]
@@ -250,14 +249,6 @@ class Production(Behind):
     def evidence(self) -> list[str]:
         root = f"{self.name}/quarantine/"
         return [key.removeprefix(root) for key in sorted(self.server.sizes(BUCKET, root))]
-
-
-async def _fetched(url: str, statement: str, values: Sequence[object]) -> list[Row]:
-    connection = await asyncpg.connect(url)
-    try:
-        return [tuple(row.values()) for row in await connection.fetch(statement, *values)]
-    finally:
-        await connection.close()
 
 
 def _done(work: Coroutine[Any, Any, _Result]) -> _Result:

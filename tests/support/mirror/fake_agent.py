@@ -8,13 +8,18 @@ USE: Final = {"budget": 1000, "committed": 300, "reserved": 20, "leased": 100, "
 
 
 class FakeAgent:
+    """``holdings`` are all that it holds, told anew in each heartbeat; None: nothing is told of them."""
+
     def __init__(self, mirror: MirrorUnderTest, node: str, cluster: str = "c", **state: Any) -> None:
         self._mirror = mirror
         self.state: Json = {"node": node, "cluster": cluster, "boot_id": "b", "roles": ["node"], "version": "1.2"}
         self.state |= {"advertise": f"http://{node}:8471", "tiers": {"node": USE}, "holdings": [], **state}
 
     async def beat(self, **changes: Any) -> Json:
-        answer = await self._mirror.http.post("/agents/heartbeat", json={**self.state, **changes})
+        said = {**self.state, **changes}
+        if (held := said.pop("holdings")) is not None:
+            said["changes"] = {"base": None, "digest": "", "held": held}
+        answer = await self._mirror.http.post("/agents/heartbeat", json=said)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 

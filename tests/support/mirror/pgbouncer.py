@@ -10,10 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
-from tests.support.mirror.postgres import as_nobody
+from tests.support.mirror.postgres import answering, as_nobody
 from tests.support.network.ports import free_port
 
 SESSIONS = 10  # of the server, for all clients of a database: who keeps one to himself is missed
@@ -53,20 +52,8 @@ def pgbouncer(server: str) -> Iterator[str]:
         )
         try:
             url = f"postgresql://{there.username}@127.0.0.1:{port}"
-            asyncio.run(_answering(url))
+            asyncio.run(answering(url))
             yield url
         finally:
             process.kill()
             process.wait()
-
-
-async def _answering(server: str) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                connection = await asyncpg.connect(f"{server}/postgres", statement_cache_size=0)
-            except (OSError, asyncpg.PostgresError):
-                await asyncio.sleep(0.02)
-                continue
-            await connection.close()
-            return

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
@@ -56,7 +56,7 @@ def postgres() -> Iterator[str]:
         server = start("postgres", "-D", str(folder / "data"), *listen, *_FAST)
         try:
             url = f"postgresql://bdn@127.0.0.1:{port}"
-            asyncio.run(_answering(url))
+            asyncio.run(answering(url))
             yield url
         finally:
             server.terminate()  # SIGTERM waits for clients to leave; ours have
@@ -73,32 +73,31 @@ def as_nobody() -> dict[str, Any]:
 async def new_database(server: str, template: str = "template1") -> str:
     """A database of the test's own: its address for SQLAlchemy. Empty, or a copy of ``template``."""
     name = f"bdn_{os.getpid()}_{next(_NUMBERS)}"
-    connection = await asyncpg.connect(f"{server}/postgres")
-    try:
-        await connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-    finally:
-        await connection.close()
+    await fetch(f"{server}/postgres", f"CREATE DATABASE {name} TEMPLATE {template}")
     return f"{server.replace('postgresql://', 'postgresql+asyncpg://')}/{name}"
 
 
 async def drop_database(server: str, url: str) -> None:
-    connection = await asyncpg.connect(f"{server}/postgres")
+    await fetch(f"{server}/postgres", f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+
+
+async def fetch(url: str, query: str, *values: object) -> list[Any]:
+    """The rows of one statement, over a connection of its own; ``url`` may be SQLAlchemy's."""
+    connection = await asyncpg.connect(url.replace("+asyncpg", ""), statement_cache_size=0)
     try:
-        await connection.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
+        return list(await connection.fetch(query, *values))
     finally:
         await connection.close()
 
 
-async def _answering(server: str) -> None:
+async def answering(server: str) -> None:
+    """Until the server, or a pooler in front of it, takes connections."""
     async with asyncio.timeout(30):
         while True:
-            try:
-                connection = await asyncpg.connect(f"{server}/postgres")
-            except (OSError, asyncpg.PostgresError):
-                await asyncio.sleep(0.02)
-                continue
-            await connection.close()
-            return
+            with suppress(OSError, asyncpg.PostgresError):
+                await fetch(f"{server}/postgres", "SELECT 1")
+                return
+            await asyncio.sleep(0.02)
 
 
 def _binaries() -> Path:

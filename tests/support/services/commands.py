@@ -85,6 +85,12 @@ class Shell:
             err.seek(0)
             return Finished(code, out.read().decode(), err.read().decode())
 
+    def told(self, *command: str, code: int = 0) -> Any:
+        """The document that a command prints, which ends with this code."""
+        done = self.run(*command, "--json")
+        assert done.code == code, done.out + done.err
+        return done.document
+
     @contextlib.contextmanager
     def running(self, *command: str, **environment: str) -> Iterator[Process]:
         """In the background, until the block ends; its output is in ``root/<command>.log``."""

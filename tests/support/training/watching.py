@@ -31,9 +31,7 @@ class Watcher:
     versions: list[Version] = field(default_factory=list)
 
     def listed(self) -> list[dict[str, Any]]:
-        done = self.shell.run("bdn", "checkpoints", "ls", self.job, "--json")
-        assert done.code == 0, done.out + done.err
-        return list(done.document["items"])
+        return list(self.shell.told("bdn", "checkpoints", "ls", self.job)["items"])
 
     def look(self) -> None:
         """Pull what was not seen before. One that is replaced in this moment is seen at the next look."""
@@ -43,9 +41,8 @@ class Watcher:
                 continue
             place = self.folder / str(len(self.versions)) / listed["checkpoint_id"]
             place.parent.mkdir(parents=True)
-            done = self.shell.run("bdn", "checkpoints", "pull", listed["source"], str(place), "--json")
-            assert done.code == 0, done.out + done.err
-            if done.document["mounts"][0]["manifest"] == listed["manifest"]:
+            done = self.shell.told("bdn", "checkpoints", "pull", listed["source"], str(place))
+            if done["mounts"][0]["manifest"] == listed["manifest"]:
                 self.versions.append(Version(listed, place))
 
     def until(self, writer: Writer, condition: Callable[[], object], what: str) -> None:

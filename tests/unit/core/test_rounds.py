@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bdn.core.chunk import Digest
-from bdn.core.pace.rounds import Position, Sample, ScrubRound, is_round_due
+from bdn.core.pace.rounds import Position, ScrubRound, is_round_due
 from tests.support.content.names import named
 
 
@@ -17,18 +17,6 @@ from tests.support.content.names import named
 def test_rounds_begin_a_period_apart(began: float | None, now: float, is_due: bool) -> None:
     assert is_round_due(began, 100.0, now) == is_due
     assert not is_round_due(began, 0, now)  # no period is never
-
-
-@pytest.mark.parametrize(("size", "of"), [(0, 1), (20_000, 1), (20_001, 2), (10**9, 50_000)])
-def test_a_round_reads_as_large_a_part_as_it_can_read_within_its_period(size: int, of: int) -> None:
-    assert Sample.that_fits(size, 200, 100.0, began=1e9).of == of
-
-
-@given(st.integers(1, 10**6), st.floats(0, 2e9), st.integers(0, 10**6))
-def test_what_one_round_cannot_read_others_do_and_each_thing_is_read_once(size: int, began: float, name: int) -> None:
-    of = Sample.that_fits(size, 100, 100.0, began).of
-    rounds = [Sample.that_fits(size, 100, 100.0, began // 100.0 * 100.0 + 100.0 * number) for number in range(of)]
-    assert [one.has(named(str(name))) for one in rounds].count(True) == 1
 
 
 names = st.integers(0, 9).map(lambda number: named(str(number)))

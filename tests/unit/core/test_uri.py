@@ -262,11 +262,6 @@ def test_a_method_opens_only_the_schemes_that_it_fits_and_all_can_be_read_anonym
         assert str(caught.value) == f"auth_method {method} does not fit {scheme}:// sources"
 
 
-def test_only_a_custom_secret_has_a_name_to_resolve() -> None:
-    names = {method: auth_of(method).secret_name for method in NAMES}
-    assert names == dict.fromkeys(NAMES) | {"CUSTOM_SECRET": "value of auth_secret_name"}
-
-
 def test_an_arn_of_an_access_point_is_refused_with_the_advice_to_use_its_alias() -> None:
     with pytest.raises(InvalidSourceError, match="s3alias"):
         parse_source("s3://arn:aws:s3:us-west-2:123456789012:accesspoint/team-models/llama")

@@ -1,4 +1,4 @@
-"""The data plane's server: what it answers to GET and HEAD, whole, in ranges and on conditions."""
+"""The data plane's server: what it answers to GET and HEAD, whole, and in ranges."""
 
 import errno
 import json
@@ -186,31 +186,6 @@ def test_another_method_is_refused_with_an_error_document(client: Client, method
     assert (response.status, response.getheader("Content-Type")) == (501, "application/json")
     assert refusal_of(body)[0] == "INVALID_REQUEST"
     assert client.ask(PATH)[1] == CONTENT  # over a new connection
-
-
-TAG, OTHER, PART = f'"{CHUNK}"', f'"{named("other")}"', "bytes=10-"
-
-
-@pytest.mark.parametrize(("headers", "status", "expected"), [
-    # who has the chunk
-    *(({"If_None_Match": known}, 304, b"") for known in (TAG, "*", f"W/{TAG}", f"{OTHER}, {TAG}", f"{OTHER},W/{TAG} ")),
-    *(({"If_None_Match": known}, 200, CONTENT) for known in (OTHER, "", "nonsense", TAG[1:-1], TAG[:-1])),
-    # who insists on it
-    *(({"If_Match": known, "If_None_Match": TAG}, 412, b"") for known in (OTHER, f"W/{TAG}", "", "nonsense")),
-    *(({"If_Match": known, "Range": PART}, 206, CONTENT[10:]) for known in (TAG, "*", f"{OTHER}, {TAG}")),
-    # who has a part of it
-    ({"If_Range": TAG, "Range": PART}, 206, CONTENT[10:]),
-    *(({"If_Range": known, "Range": PART}, 200, CONTENT) for known in (OTHER, f"W/{TAG}", "Sat, 21 Nov 2026 12:00:00 GMT")),
-])  # fmt: skip
-def test_a_condition_decides_what_is_answered(
-    client: Client, headers: dict[str, str], status: int, expected: bytes
-) -> None:
-    """RFC 9110, section 13."""
-    response, body = client.ask(PATH, **headers)
-    assert (response.status, body) == (status, expected)
-    response, body = client.ask(PATH, method="HEAD", **headers)
-    assert (response.status, response.getheader("ETag"), body) == (status, TAG, b"")
-    assert client.ask(PATH)[1] == CONTENT  # over the same connection
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EINVAL])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.core.pace.rate_limit import TrafficClass
+from bdn.core.pace.rate_limit import ONE_IN, TrafficClass
 from node_agent.fetch.bandwidth import Bandwidth
 from tests.support.network.loops import run_hurried, settle
 
@@ -36,7 +36,7 @@ def test_five_chunks_take_as_long_as_the_rates_of_their_traffic_say(
     assert run_hurried(read()) == pytest.approx(seconds, abs=1e-6)
 
 
-def test_at_a_rate_a_stage_reads_before_those_who_asked_earlier() -> None:
+def test_at_a_rate_a_stage_waits_for_one_chunk_that_was_requested_before_it() -> None:
     async def read() -> list[str]:
         bandwidth, order = Bandwidth(RATE, None), list[str]()
 
@@ -45,18 +45,33 @@ def test_at_a_rate_a_stage_reads_before_those_who_asked_earlier() -> None:
                 order.append(traffic.name)
 
         async with asyncio.TaskGroup() as group:
-            for traffic in (PREFETCH, PREFETCH, SCRUB, STAGE, STAGE):
+            for traffic in (SCRUB, PREFETCH, SCRUB, PREFETCH, STAGE, STAGE):
                 group.create_task(chunk(traffic))
                 await settle()
         return order
 
-    assert run_hurried(read()) == [
-        "PREFETCH",
-        "STAGE",
-        "STAGE",
-        "PREFETCH",
-        "SCRUB",
-    ]  # the first one found nobody there
+    assert run_hurried(read()) == ["SCRUB", "PREFETCH", "STAGE", "STAGE", "PREFETCH", "SCRUB"]
+
+
+@pytest.mark.parametrize(("higher", "lower"), [(STAGE, PREFETCH), (PREFETCH, SCRUB)])
+def test_at_a_rate_a_lower_class_reads_its_share_while_a_higher_class_always_waits(
+    higher: TrafficClass, lower: TrafficClass
+) -> None:
+    async def read() -> dict[TrafficClass, int]:
+        bandwidth, count = Bandwidth(RATE, None), dict.fromkeys(TrafficClass, 0)
+
+        async def chunks(traffic: TrafficClass) -> None:
+            while sum(count.values()) < 1000:
+                async with bandwidth.turn(traffic, CHUNK_SIZE):
+                    count[traffic] += sum(count.values()) < 1000
+
+        async with asyncio.TaskGroup() as group:
+            for traffic in (*[higher] * 16, *[lower] * 16):
+                group.create_task(chunks(traffic))
+        return count
+
+    count = run_hurried(read())
+    assert count[higher] / count[lower] == pytest.approx(ONE_IN, rel=0.1)
 
 
 @pytest.mark.parametrize("traffic", [PREFETCH, SCRUB])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bdn.core.errors import DiskFailedError, InvalidRequestError, NotFoundError
+from bdn.core.errors import DiskFailedError, GrantInvalidError, InvalidRequestError, NotFoundError
 from bdn.wire.grants import CacheGrant
 from bdn.wire.job_schema import CacheFolders
 from node_agent.disk.trash import Trash
@@ -207,5 +207,19 @@ def test_a_project_goes_whole_and_its_team_stays(volume: CacheVolume) -> None:
     assert other.project.exists()
     with pytest.raises(NotFoundError):
         volume.project("q" * 10)
-    assert opened(volume).project == paths.project  # at first empty
-    assert list(paths.project.iterdir()) == []
+
+
+def test_a_deleted_project_is_not_opened_again_and_its_team_is(volume: CacheVolume) -> None:
+    paths, other = opened(volume), opened(volume, project="q" * 10)
+    for organisation in ("org", "org", "org without caches"):  # two nodes may be told the same
+        volume.close_project(organisation, PROJECT)
+    assert volume.remove_project("org", PROJECT)
+    for _ in range(2):
+        with pytest.raises(GrantInvalidError, match=f"project {PROJECT} was deleted"):
+            opened(volume)
+    projects = paths.project.parents[1]
+    assert sorted(path.name for path in projects.iterdir()) == [f"{PROJECT}.gone", "q" * 10]
+    assert (projects / f"{PROJECT}.gone").stat().st_size == 0
+    assert opened(volume, project="q" * 10) == other
+    assert other.team == paths.team
+    assert opened(volume, organisation="other").project.exists()

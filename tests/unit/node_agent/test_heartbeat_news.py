@@ -18,7 +18,7 @@ from node_agent.trust import Trust
 from tests.fakes.recorded_holdings import RecordedHoldings
 from tests.support.network.loops import run_hurried
 
-ME = Heartbeat(node="n", cluster="c", boot_id="b", roles=["node"], advertise=None, version="1", tiers={}, holdings=None)
+ME = Heartbeat(node="n", cluster="c", boot_id="b", roles=["node"], advertise=None, version="1", tiers={})
 EVICT = Command(id="evict", evict=EvictCommand(id="evict", all=True))
 
 
@@ -94,7 +94,7 @@ class ScriptedMirror:
         self.asked_at.append(asyncio.get_running_loop().time())
         if self.script.pop(0) == "x":
             raise InternalError("it is down")
-        return HeartbeatReply(members=None, epoch=0, public_keys=[], interval_seconds=5)
+        return HeartbeatReply(members=None, epoch=0, public_keys=[], interval_seconds=5, holdings_digest="")
 
 
 class Cache:

@@ -39,11 +39,6 @@ def test_the_mirror_sends_each_chunk_once_however_many_nodes_want_it(
     assert not any(node.retries or node.hedges.used for node in ring.nodes)
 
 
-def test_the_two_models_of_links_agree() -> None:
-    queued, exact = (through(cluster(8, 64), is_exact=is_exact) for is_exact in (False, True))
-    assert queued.last_ratio == pytest.approx(exact.last_ratio, rel=0.15)
-
-
 @pytest.mark.parametrize(("nodes", "slow"), [(8, 0), (8, 3), (2, 1)])
 def test_a_member_at_a_twentieth_holds_nobody_up(nodes: int, slow: int) -> None:
     ring = through(cluster(nodes, 128, slow={slow: 20.0}))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.chunk import FileLayout, Slice
-from bdn.core.layout import Layout, PackedLayouts
+from bdn.core.layout import Layout
 from node_agent.fetch.fill_context import LanePlace, Routing, chunks_in_order
 from node_agent.fetch.peers import Members
 from tests.support.agent.reader_chain import join
@@ -21,10 +21,10 @@ FILES = (
 
 
 def layout_of(files: Iterable[FileLayout]) -> Layout:
-    packed = PackedLayouts()
+    layout = Layout(named("manifest"))
     for file in files:
-        packed.add(file)
-    return Layout(named("manifest"), packed)
+        layout.add(file)
+    return layout
 
 
 CHUNKS = chunks_in_order(layout_of(FILES))

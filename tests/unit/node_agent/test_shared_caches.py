@@ -23,6 +23,7 @@ from bdn.core.training.cache_summary import CacheSummary, SummaryEntry
 from bdn.wire.cache_schema import CacheSummaryBody, RemovalRequest, RemoveCacheCommand, unpack
 from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import Report
+from bdn.wire.shapes import Items
 from node_agent.disk.trash import Trash
 from node_agent.job.cache_volume import CacheVolume
 from node_agent.job.shared_caches import SharedCaches
@@ -41,8 +42,16 @@ class Told:
     bodies: list[CacheSummaryBody] = field(default_factory=list)
     failures: list[BdnError] = field(default_factory=list)
     mounted: list[object] = field(default_factory=list)  # each time that the agent reported
+    uses: list[str] = field(default_factory=list)  # of the project, on any node
+    silence: BdnError | None = None  # instead of an answer
     released: int = 0
     most: int = 10**9
+
+    async def project_uses(self, project: str) -> Items[str]:
+        assert project == PROJECT
+        if self.silence is not None:
+            raise self.silence
+        return Items[str](items=self.uses)
 
     async def record_cache_summary(self, project: str, cluster: str, body: CacheSummaryBody) -> None:
         assert (project, cluster) == (PROJECT, "east")
@@ -81,6 +90,8 @@ async def a_node(root: Path) -> AsyncIterator[Node]:
     clock = asyncio.get_running_loop().time
 
     async def report() -> None:
+        if told.silence is not None:
+            raise told.silence
         told.mounted.append([(use.project, use.holders) for use in node.caches.mounted()])
 
     def on_release() -> None:
@@ -187,42 +198,57 @@ def test_a_grant_of_another_cluster_or_volume_opens_nothing(tmp_path: Path) -> N
     on_a_node(tmp_path, life)
 
 
-def test_what_is_mounted_is_removed_by_force_alone(tmp_path: Path) -> None:
+def test_what_any_node_uses_is_removed_by_force_alone(tmp_path: Path) -> None:
     async def life(node: Node) -> None:
         project = await node.opened()
-        for name in "xyz":
+        for name in "wxyz":
             (project / name).write_bytes(b"")
-        node.caches.hold(PROJECT, "volume vol_1")
-        asked = RemovalRequest(project=PROJECT, path="user_artifacts/x")
-        with pytest.raises(InUseError, match="volume vol_1"):
-            await node.caches.remove(asked)
-        assert (project / "x").exists()
-        await node.caches.remove(asked.model_copy(update={"force": True}))
-        node.caches.release("volume vol_1")
-        await node.caches.remove(asked.model_copy(update={"path": "user_artifacts/y"}))
-        assert [path.name for path in project.iterdir()] == ["z"]
+
+        async def remove(name: str, *, force: bool = False) -> list[str]:
+            await node.caches.remove(RemovalRequest(project=PROJECT, path=f"user_artifacts/{name}", force=force))
+            return sorted(path.name for path in project.iterdir())
+
+        node.told.uses = ["jv_1 on another node"]
+        with pytest.raises(InUseError, match="jv_1 on another node"):
+            await remove("w")
+        assert await remove("w", force=True) == ["x", "y", "z"]
+        node.told.uses, node.told.silence = [], StoreUnavailableError("away")
+        with pytest.raises(StoreUnavailableError):
+            await remove("x")
+        assert await remove("x", force=True) == ["y", "z"]
+        node.told.silence = None
+        node.caches.hold(PROJECT, "job")
+        node.caches.release("job")
+        assert await remove("y") == ["z"]
+        assert node.told.mounted[-1] == []  # before the mirror was asked: it knew of the job
 
     on_a_node(tmp_path, life)
 
 
-def test_a_deleted_projects_cache_goes_once_nobody_has_it_mounted_and_its_volume_is_there(tmp_path: Path) -> None:
+def test_a_deleted_projects_cache_goes_once_it_is_unused_and_its_volume_and_the_mirror_are_there(
+    tmp_path: Path,
+) -> None:
     async def life(node: Node) -> None:
         project = await node.opened()
         (project / "x").write_bytes(b"")
-        node.caches.hold(PROJECT, "job")
         id_file = node.caches.volume.root / "volume_id"
         command = RemoveCacheCommand(id="cac_1", organisation="org", project=PROJECT, volume_id=node.grant.volume)
         reports: list[Report] = []
+        node.told.uses = ["jv_1 on n2"]
         running = asyncio.create_task(node.caches.run(command, reports.append))
         await asyncio.sleep(HOUR)
         assert project.exists()
         content = id_file.read_bytes()
         id_file.unlink()  # as if it were not mounted
-        node.caches.release("job")
+        node.told.uses = []
+        await asyncio.sleep(HOUR)
+        assert project.exists()
+        id_file.write_bytes(content)
+        node.told.silence = StoreUnavailableError("away")
         await asyncio.sleep(HOUR)
         assert project.exists()
         assert reports == []
-        id_file.write_bytes(content)
+        node.told.silence = None
         await running
         assert not project.parent.exists()
         (report,) = reports
@@ -255,5 +281,17 @@ def test_a_mount_is_reported_before_the_job_has_it_and_a_release_after_it(tmp_pa
         assert [use.holders for use in node.caches.mounted()] == [["jv_2"]]
         node.caches.release("jv_2")
         assert (node.caches.mounted(), node.told.released) == ([], 2)
+
+    on_a_node(tmp_path, life)
+
+
+def test_a_mount_that_the_mirror_does_not_record_opens_nothing(tmp_path: Path) -> None:
+    async def life(node: Node) -> None:
+        node.grant = replace(GRANT, volume=(await node.caches.document()).volume_id)
+        node.told.silence = StoreUnavailableError("away")
+        with pytest.raises(StoreUnavailableError):
+            await node.caches.mount("token", "jv_1", huggingface=False)
+        assert [path.name for path in node.caches.volume.root.iterdir()] == ["volume_id"]
+        assert node.caches.mounted() == []
 
     on_a_node(tmp_path, life)

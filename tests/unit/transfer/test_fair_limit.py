@@ -20,23 +20,6 @@ async def test_places__go_round_robin() -> None:
     assert order == [*"aabcaba"]
 
 
-async def test_places__are_never_more_than_the_limit() -> None:
-    limit, held, most = FairLimit(3), 0, 0
-
-    async def work() -> None:
-        nonlocal held, most
-        async with limit.place("a"):
-            held += 1
-            most = max(most, held)
-            await asyncio.sleep(0)
-            held -= 1
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(10):
-            group.create_task(work())
-    assert most == 3
-
-
 async def test_place_of_a_canceled_task__is_free_for_the_next() -> None:
     limit, order = FairLimit(1), list[str]()
     async with limit.place("a"):
