@@ -100,7 +100,8 @@ class RunSpec(BaseModel):
 
     ``environment`` is complete, secrets included: the agent stores it for the rank alone. ``working_dir`` is null if
     the commands start in the image's own directory. ``archive``: the place of a staged tar, unpacked into the workspace.
-    ``cpus`` and ``memory_bytes`` are limits, which the agent cuts to what the node has. ``loaded``: where the rank
+    ``cpus`` and ``memory_bytes`` are limits, which the agent cuts to what the node has; ``checkpoint_bytes`` null is
+    the node's own bound. ``loaded``: where the rank
     finds loaded checkpoints; an empty directory if none of the mounts is below it.
     """
 

@@ -156,8 +156,9 @@ class CheckpointingConfig(GrowingModel):
     volume_size_gib: Annotated[int, Field(ge=1, le=10**6)] | None = None
 
     @property
-    def size_bytes(self) -> int:
-        return (self.volume_size_gib or 100) * _GIB
+    def size_bytes(self) -> int | None:
+        """None: as much as the node gives."""
+        return None if self.volume_size_gib is None else self.volume_size_gib * _GIB
 
 
 class LoadedCheckpoint(GrowingModel):

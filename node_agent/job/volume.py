@@ -4,12 +4,21 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel
 
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.disk.durable import disk_errors
-from bdn.wire.job_schema import Bound, BoundedDirectory, CacheFolders, CheckpointDirectory, JobVolume, VolumeState
+from bdn.wire.job_schema import (
+    LEAST_BYTES,
+    Bound,
+    BoundedDirectory,
+    CacheFolders,
+    CheckpointDirectory,
+    JobVolume,
+    VolumeState,
+)
 from bdn.wire.shapes import body_of, moment
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
@@ -17,6 +26,8 @@ from node_agent.cache.space import SetAside
 from node_agent.job.bounds import BoundedFolder, VolumeOwner
 from node_agent.job.journal import VolumeJournal
 from node_agent.job.syncing import Syncer
+
+_CHECKPOINT_BYTES: Final = 100 * 1024**3
 
 
 class VolumeRecord(BaseModel):
@@ -179,6 +190,12 @@ class VolumeSpace:
     @property
     def aside(self) -> SetAside:
         return self.cache.space.aside if self.is_shared else self._aside
+
+    def default_checkpoint_bytes(self) -> int:
+        """Of a job that names no size: an eighth of the disk, at most 100 GiB. Blocking. Raises ``DiskFailedError``."""
+        with disk_errors(self.root):
+            disk = os.statvfs(self.root)
+        return min(_CHECKPOINT_BYTES, max(LEAST_BYTES, disk.f_blocks * disk.f_frsize // 8))
 
     async def take(self, volume: Volume) -> None:
         """Reserve the volume's bytes.

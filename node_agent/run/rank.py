@@ -214,12 +214,15 @@ class Rank:
         self.gpus = self._free_gpus(spec.gpus)
         record = RunRecord(run=self.run, rank=self.rank, boot=boot_id(), launcher=capacity.launcher, gpus=self.gpus)
         await in_thread(self.directory.make, record, spec, _notes(spec, capacity), self._services.trash)
+        checkpoint_bytes = spec.checkpoint_bytes
+        if spec.push_grant is not None and checkpoint_bytes is None:
+            checkpoint_bytes = await in_thread(self._services.volumes.space.default_checkpoint_bytes)
         self._volume = await self._services.volumes.create(
             JobVolumeRequest(
                 run_id=self.run,
                 rank=self.rank,
                 scratch_bytes=spec.scratch_bytes,
-                checkpoint_bytes=spec.checkpoint_bytes,
+                checkpoint_bytes=checkpoint_bytes,
                 push_grant=spec.push_grant,
                 cache_grant=spec.cache_grant,
                 huggingface=spec.caches is not None and spec.caches.huggingface is not None,

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,7 +98,8 @@ class User:
 
     def truss(self, *words: str, **environment: str) -> Finished:
         extra = {"PATH": f"{CLIENTS}:{os.environ['PATH']}", "TRUSS_NO_UPDATE_CHECK": "1", "COLUMNS": "250"}
-        return self.shell.run("bdn", "truss", "train", *words, **extra, **environment)
+        user = replace(self.shell, extra={**self.shell.extra, **extra, **environment})
+        return user.run("bdn", "truss", "train", *words)
 
     def push(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
         """Push a job and follow it to its end. Returns its id."""
@@ -151,10 +152,10 @@ def agent(cluster: Cluster, node: str = "node-1") -> AbstractContextManager[Shel
     return cluster.agent(node, BDN_AGENT_EXPOSURE="bind", BDN_AGENT_SETTLE_SECONDS="0", **jobs)
 
 
-def ended(user: User, job: str) -> tuple[str, str | None]:
+def ended(user: User, job: str) -> tuple[str, str]:
     """Status and reason."""
     found = user.job(job)
-    return found["current_status"].removeprefix("TRAINING_JOB_"), found["error_message"]
+    return found["current_status"].removeprefix("TRAINING_JOB_"), found["error_message"] or ""
 
 
 def left_over(shell: Shell) -> list[str]:
@@ -255,7 +256,7 @@ def test_ranks__begin_together_and_find_their_leader(cluster: Cluster) -> None:
     with agent(cluster) as shell, agent(cluster, "node-2"):
         user = User(cluster, shell)
         job = user.push("group", "python3 script.py", files={"script.py": GROUP}, nodes=2, weights=WEIGHTS)
-        assert ended(user, job) == ("COMPLETED", None)
+        assert ended(user, job) == ("COMPLETED", "")
         assert "rank 1 of 2 reached its leader" in user.logs(job)
 
 
@@ -309,9 +310,11 @@ def test_a_job__resumes_from_the_checkpoint_of_the_job_before_it(cluster: Cluste
             CHECKPOINTS + ", load_checkpoint_config=LoadCheckpointConfig(enabled=True, "
             'checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name="resumes")])'
         )
-        for step in (1, 2):
-            job = user.push("resumes", "python3 script.py", files={"script.py": RESUMED}, runtime=runtime)
-            assert ended(user, job) == ("COMPLETED", None)
+        jobs = [
+            user.push("resumes", "python3 script.py", files={"script.py": RESUMED}, runtime=runtime) for _ in range(2)
+        ]
+        for step, job in enumerate(jobs, start=1):
+            assert ended(user, job) == ("COMPLETED", "")
             assert f"step {step}" in user.logs(job)
-        listed = user.truss("get_checkpoint_urls", "--job-id", job)
+        listed = user.truss("get_checkpoint_urls", "--job-id", jobs[-1])
         assert listed.code == 0, listed.out + listed.err
