@@ -195,8 +195,6 @@ class CacheConfig(GrowingModel):
 
 
 class Artifact(GrowingModel):
-    """An uploaded archive, by its key."""
-
     s3_bucket: _Line | None = None
     s3_key: Annotated[StrictStr, Field(min_length=1, max_length=1024)]
 

@@ -70,7 +70,6 @@ class Metrics:
         info.labels(bdn.__version__).set(1)
 
     def note_phase(self, status: str, seconds: float) -> None:
-        """A training job has left this status."""
         self._phases.labels(status).observe(max(0.0, seconds))
 
     async def render(self) -> bytes:

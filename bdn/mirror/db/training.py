@@ -156,7 +156,6 @@ async def release_claims(session: WriteSession) -> None:
 
 
 async def remove(session: WriteSession, job: str) -> None:
-    """Delete a job and its log."""
     await session.execute(delete(TrainingJobRow).where(TrainingJobRow.id == job))
     tell(session, JOBS_CHANGED)
 
@@ -177,7 +176,7 @@ def note_change(session: WriteSession, row: TrainingJobRow) -> None:
 
 
 async def mirrors_that_ended(session: ReadSession, mirrors: Sequence[str]) -> dict[str, tuple[str, Json | None]]:
-    """Status and error of those of these mirrors that have ended."""
+    """Status and error of each of these mirrors that has ended."""
     query = select(MirrorRow.id, MirrorRow.status, MirrorRow.error)
     query = query.where(MirrorRow.id.in_(mirrors), MirrorRow.completed_at.is_not(None))
     return {found: (status, error) for found, status, error in (await session.execute(query)).all()}
@@ -239,8 +238,6 @@ def unpack(packed: bytes) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest batch of a rank."""
-
     seq: int
     last_ns: int
     lines: int
@@ -254,7 +251,6 @@ async def newest_batch(session: ReadSession, job: str, rank: int) -> Newest | No
 
 
 async def last_ns(session: ReadSession, job: str) -> int:
-    """The time of the job's last line."""
     query = select(func.max(TrainingLogRow.last_ns)).where(TrainingLogRow.job == job)
     return (await session.execute(query)).scalar() or 0
 

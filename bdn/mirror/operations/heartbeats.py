@@ -52,9 +52,7 @@ class NodeRuns(Protocol):
         """Without the commands whose ids are in ``running``."""
         ...
 
-    async def asked(self) -> Collection[Name]:
-        """The agents that have commands."""
-        ...
+    async def asked(self) -> Collection[Name]: ...
 
 
 @dataclass

@@ -106,7 +106,6 @@ class Controller:
             logger.exception("advancing training jobs failed; retrying", extra=facts)
 
     async def look(self) -> None:
-        """Take all steps that are due now."""
         now = self.database.now()
         judges = self._judges(now)
         async with self.database.read() as session:

@@ -26,8 +26,6 @@ _DROPPED: Final = "{{count}} earlier lines were dropped: the log of a job holds 
 
 @dataclass(frozen=True)
 class Logs:
-    """The service behind the logs of jobs."""
-
     database: Database
     _unchecked: Counter[str] = field(default_factory=Counter)  # bytes stored here since a job's log was measured
 

@@ -134,7 +134,7 @@ class JobRuns:
     ) -> RunSpec:
         """All that a rank needs, with grants signed and secrets resolved now.
 
-        ``cluster`` is that of the agent's token. Raises ``NotFoundError`` for another agent than the rank was placed on,
+        ``cluster`` is the cluster of the agent's token. Raises ``NotFoundError`` for another agent than the rank was placed on,
         for one that has restarted its machine since, and once the rank is over.
         """
         async with self.database.read() as session:
