@@ -171,7 +171,7 @@ class Rank:
 
     async def _lived(self) -> RankState:
         record = await in_thread(self.directory.record)
-        self._volume = next((one for one in self._services.volumes.all() if one.key == (self.run, self.rank)), None)
+        self._volume = next(iter(self._volumes()), None)
         self._stage = next(iter(self._stages()), None)
         if record is not None and record.boot != boot_id():
             await self._clean()
@@ -356,14 +356,18 @@ class Rank:
     async def _clean(self) -> None:
         """Remove the container, drain and remove the job volume, release the stage."""
         await self._repeat(self._remove_container)
-        volume, volumes = self._volume, self._services.volumes
-        if volume is not None:
-            await self._repeat(lambda: volumes.end(volume))
+        volumes = self._services.volumes
+        for volume in self._volumes():
+            self._volume = volume  # also one that a stop interrupted: it was created to the end
+            await self._repeat(partial(volumes.end, volume))
             while not volume.is_gone:
                 await volumes.wait(volume, _DRAIN_SECONDS)
                 self._notify()
         for stage in self._stages():
             await self._repeat(partial(self._services.stages.release, stage.record.id))
+
+    def _volumes(self) -> list[Volume]:
+        return [one for one in self._services.volumes.all() if one.key == (self.run, self.rank)]
 
     def _stages(self) -> list[NodeStage]:
         found = self._services.stages.registry.all()

@@ -33,6 +33,12 @@ _PRIVATE: Final = 0o700
 _TRASH: Final = ".trash"
 
 
+class GpusTakenError(InvalidRequestError):
+    """For now: of a rank that the mirror has given up, and that is not stopped yet."""
+
+    transient = True
+
+
 class Runs:
     """The ranks of this node, by run and rank. One event loop."""
 
@@ -94,7 +100,7 @@ class Runs:
     async def resume(self) -> None:
         """Adopt the ranks of an earlier agent. Stages and job volumes must be resumed already."""
         for record in await in_thread(self._found):
-            self._begin(record.run, record.rank)
+            self._begin(record.run, record.rank).gpus = record.gpus
         self._background.start(self._look_up(), "runs that are over")
 
     def _found(self) -> list[RunRecord]:
@@ -136,11 +142,11 @@ class Runs:
             self._news.awaits_command.clear()
 
     def _free_gpus(self, count: int) -> list[int]:
-        """Indices of GPUs that no other rank has. Raises ``InvalidRequestError`` if there are fewer."""
+        """Indices of GPUs that no other rank has. Raises ``GpusTakenError`` if there are fewer."""
         taken = {gpu for rank in self._ranks.values() if rank.state not in OVER for gpu in rank.gpus}
         free = [gpu for gpu in range(self.capacity.gpus) if gpu not in taken]
         if len(free) < count:
-            raise InvalidRequestError(f"the rank needs {count} GPUs, and {len(free)} of this node are free")
+            raise GpusTakenError(f"the rank needs {count} GPUs, and {len(free)} of this node are free")
         return free[:count]
 
     async def _look_up(self) -> None:
