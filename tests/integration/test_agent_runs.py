@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from node_agent.embedded import open_embedded_agent
-from tests.support.agent.mounts import needs_images, unmounting
+from tests.support.agent.mounts import unmounting
 from tests.support.agent.process import Program
 from tests.support.agent.runs import SCRATCH_BYTES, RunMirror, command_lines, left_of_runs, needs_bwrap, tar_of
 from tests.support.mirror.process import ServingProcess
@@ -182,29 +181,6 @@ async def test_stop__before_go__no_command_runs_and_nothing_is_left(
     assert mirror.lines(RUN) == []
 
 
-@needs_images
-async def test_stop__while_the_job_volume_is_created__nothing_is_left(
-    mirror: RunMirror, program: Program, tmp_path: Path
-) -> None:
-    asked, gate, slow = tmp_path / "asked", tmp_path / "gate", tmp_path / "programs/mkfs.ext4"
-    slow.parent.mkdir()
-    slow.write_text(
-        f'#!/bin/sh\n: >{asked}; until [ -e {gate} ]; do sleep 0.02; done\nexec {shutil.which("mkfs.ext4")} "$@"\n'
-    )
-    slow.chmod(0o755)
-    gate.touch()
-    async with program.daemon(PATH=f"{slow.parent}:{os.environ['PATH']}"):
-        asked.unlink()  # it was tried at the start
-        gate.unlink()
-        mirror.place(RUN, "echo never")
-        await until(asked.exists)
-        mirror.want(RUN, "stop")
-        await until(lambda: mirror.report(RUN, "stop") is not None)
-        gate.touch()
-        await mirror.reached(RUN, "ENDED", "stop")
-        await nothing_is_left(program)
-
-
 async def test_weights__root_in_the_sandbox_remounts_them__stay_read_only(mirror: RunMirror, program: Program) -> None:
     model = mirror.publish({"weights": b"weights"})
     async with program.daemon():
@@ -265,28 +241,56 @@ async def test_scratch__over_its_bound__ends_the_rank_with_scratch_full(mirror: 
     assert report.error.code == "SCRATCH_FULL"
 
 
-@pytest.mark.parametrize(
-    ("settings", "gpus", "code"),
-    [
-        (
-            {"BDN_AGENT_CACHE_BYTES": str(SCRATCH_BYTES * 3 // 2), "BDN_AGENT_CLUSTER_CACHE_BYTES": "0"},
-            0,
-            "CACHE_FULL",
-        ),
-        ({"BDN_AGENT_GPU": "H200:1"}, 1, "INVALID_REQUEST"),
-    ],
-)
-async def test_node_full__rank_waits_until_another_has_ended(
-    mirror: RunMirror, program: Program, settings: dict[str, str], gpus: int, code: str
-) -> None:
+async def test_cache_full__rank_waits_until_another_has_ended(mirror: RunMirror, program: Program) -> None:
     def is_waiting() -> bool:
         report = mirror.report(RUN)
-        return report is not None and report.error is not None and report.error.code == code
+        return report is not None and report.error is not None and report.error.code == "CACHE_FULL"
 
-    async with program.daemon(**settings):
-        mirror.place("runfirst01", "true", gpus=gpus)
+    async with program.daemon(BDN_AGENT_CACHE_BYTES=str(SCRATCH_BYTES * 3 // 2), BDN_AGENT_CLUSTER_CACHE_BYTES="0"):
+        model = mirror.publish({"weights": noise(9 * MIB + 1, 2)})
+        mirror.place("runfirst01", "true", weights={"/app/model": model})
         await mirror.reached("runfirst01", "STAGED")
-        mirror.place(RUN, "true", gpus=gpus)
+        mirror.place(RUN, "true")
+        await until(is_waiting)
+        mirror.want("runfirst01", "stop")
+        assert (await mirror.reached(RUN, "STAGED")).error is None
+        mirror.want(RUN, "stop")
+        await mirror.reached(RUN, "ENDED", "stop")
+
+
+async def test_gpus__of_another_rank__are_not_given_again_also_after_a_kill(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon(BDN_AGENT_GPU="H200:2") as agent:
+        mirror.place(RUN, "true", gpus=1)
+        await mirror.reached(RUN, "STAGED")
+        await agent.kill()
+    async with program.daemon(BDN_AGENT_GPU="H200:2"):
+        mirror.place("runtwogpus", "true", gpus=2)
+        refused = await mirror.reached("runtwogpus", "ENDED", "stage")
+        mirror.place("runonegpu1", "true", gpus=1)
+        await mirror.reached("runonegpu1", "STAGED")
+        for run in (RUN, "runonegpu1"):
+            mirror.want(run, "stop")
+            await mirror.reached(run, "ENDED", "stop")
+        await nothing_is_left(program)
+
+    assert refused.error is not None
+    assert refused.error.message == "the rank needs 2 GPUs, and 1 of this node are free"
+    capacity = mirror.heartbeats[-1].capacity
+    assert capacity is not None
+    assert (capacity.gpu_type, capacity.gpus) == ("H200", 2)
+
+
+async def test_gpus_taken__rank_waits_until_another_has_ended(mirror: RunMirror, program: Program) -> None:
+    def is_waiting() -> bool:
+        report = mirror.report(RUN)
+        return report is not None and report.error is not None and "0 of this node are free" in report.error.message
+
+    async with program.daemon(BDN_AGENT_GPU="H200:1"):
+        mirror.place("runfirst01", "true", gpus=1)
+        await mirror.reached("runfirst01", "STAGED")
+        mirror.place(RUN, "true", gpus=1)
         await until(is_waiting)
         mirror.want("runfirst01", "stop")
         assert (await mirror.reached(RUN, "STAGED")).error is None
