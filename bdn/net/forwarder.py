@@ -48,11 +48,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """Listen on a free port of loopback until the block ends. Yields the proxy's address.
-
-        Raises ``InvalidRequestError``: a proxy of the environment cannot be used.
-        """
-        check_proxies()
+        """Listen on a free port of loopback until the block ends. Yields the proxy's address."""
         async with asyncio.TaskGroup() as group:
             clients: set[asyncio.Task[None]] = set()
 
@@ -109,7 +105,8 @@ class Forwarder:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection on which the head of the request was sent.
 
-        Raises ``ServiceUnreachableError``, or ``UpstreamUnavailableError`` for other hosts.
+        Raises ``ServiceUnreachableError``, ``UpstreamUnavailableError`` for other hosts, or ``InvalidRequestError`` for
+        a proxy that cannot be used.
         """
         address = f"{url.scheme}://{url.netloc}"
         proxy = _proxy_of(url)
@@ -160,11 +157,15 @@ def _parsed(head: bytes) -> tuple[str, SplitResult, dict[str, str]]:
 
 
 def _proxy_of(url: SplitResult) -> SplitResult | None:
-    """The environment's proxy for this URL; None: connect directly."""
+    """The environment's proxy for this URL; None: connect directly.
+
+    Raises ``InvalidRequestError``: it cannot be used.
+    """
     host, known = url.hostname or "", getproxies_environment()
     address = known.get(url.scheme) or known.get("all")
     if not address or is_loopback(host) or proxy_bypass(url.netloc):
         return None
+    check_proxies()
     return urlsplit(address if "://" in address else f"http://{address}")
 
 
