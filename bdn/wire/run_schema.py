@@ -28,6 +28,14 @@ class NodeCapacity(BaseModel):
     launcher: LauncherName
 
 
+_RUN: Final = "run"
+
+
+def is_run(command: str) -> bool:
+    """Whether a command of this id is about a run."""
+    return command.startswith(f"{_RUN}:")
+
+
 class RunCommand(BaseModel):
     """The mirror's command to an agent about one rank, with the id ``run:<run>:<rank>:<want>``.
 
@@ -38,6 +46,19 @@ class RunCommand(BaseModel):
     run: RunId
     rank: Rank
     want: Want
+
+    @property
+    def id(self) -> str:
+        return f"{_RUN}:{self.run}:{self.rank}:{self.want}"
+
+    @classmethod
+    def of(cls, command: str) -> "RunCommand | None":
+        """The command of this id; None if the id is not about a run."""
+        _, run, rank, want = (*command.split(":"), "", "", "")[:4]
+        try:
+            return cls.model_validate({"run": run, "rank": int(rank), "want": want})
+        except ValueError:
+            return None
 
 
 class RunReport(BaseModel):
@@ -51,7 +72,7 @@ class RunReport(BaseModel):
     state: RankState
     bytes_done: Number = 0
     bytes_total: Number | None = None
-    eta_seconds: float | None = None
+    eta_seconds: Annotated[float, Field(allow_inf_nan=False)] | None = None
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     error: ErrorBody | None = None
     sync_status: SyncStatus | None = None
@@ -79,7 +100,8 @@ class RunSpec(BaseModel):
 
     ``environment`` is complete, secrets included: the agent stores it for the rank alone. ``working_dir`` is null if
     the commands start in the image's own directory. ``archive``: the place of a staged tar, unpacked into the workspace.
-    ``cpus`` and ``memory_bytes`` are limits, which the agent cuts to what the node has.
+    ``cpus`` and ``memory_bytes`` are limits, which the agent cuts to what the node has. ``loaded``: where the rank
+    finds loaded checkpoints; an empty directory if none of the mounts is below it.
     """
 
     run: str
@@ -102,9 +124,12 @@ class RunSpec(BaseModel):
     push_grant: Annotated[str | None, Field(repr=False)]
     caches: CachePlaces | None
     cache_grant: Annotated[str | None, Field(repr=False)]
+    loaded: str | None = None
 
 
-class RunOutput(StrictModel):
+class RunOutput(
+    StrictModel, json_schema_extra={"examples": [{"seq": 0, "lines": [[1_800_000_000_000_000_000, "step 1"]]}]}
+):
     """Lines of a rank's output, each with its time in nanoseconds since the epoch. Repeated under the same ``seq``."""
 
     seq: Annotated[StrictInt, Field(ge=0, lt=2**53)]

@@ -49,11 +49,12 @@ async def test_rank__staged_and_started__finds_weights_archive_and_environment(
     async with program.daemon():
         mirror.place(
             RUN,
-            "python3 train.py; touch /mnt/bt-scratch/file /tmp/file ~/file && echo $HOME",
+            "python3 train.py; ls -A /tmp/loaded_checkpoints; touch /mnt/bt-scratch/file /tmp/file ~/file && echo $HOME",
             "echo second; exit 3",
             "echo third",
             weights={"/app/model": model},
             archive=tar_of({"train.py": script.encode()}),
+            loaded="/tmp/loaded_checkpoints",
             environment={"NAME": 'it\'s a "name" with $HOME'},
         )
         report = await mirror.ran(RUN)
@@ -262,6 +263,30 @@ async def test_cache_full__rank_waits_until_another_has_ended(mirror: RunMirror,
         assert (await mirror.reached(RUN, "STAGED")).error is None
         mirror.want(RUN, "stop")
         await mirror.reached(RUN, "ENDED", "stop")
+
+
+async def test_gpus__of_another_rank__are_not_given_again_also_after_a_kill(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon(BDN_AGENT_GPU="H200:2") as agent:
+        mirror.place(RUN, "true", gpus=1)
+        await mirror.reached(RUN, "STAGED")
+        await agent.kill()
+    async with program.daemon(BDN_AGENT_GPU="H200:2"):
+        mirror.place("runtwogpus", "true", gpus=2)
+        refused = await mirror.reached("runtwogpus", "ENDED", "stage")
+        mirror.place("runonegpu1", "true", gpus=1)
+        await mirror.reached("runonegpu1", "STAGED")
+        for run in (RUN, "runonegpu1"):
+            mirror.want(run, "stop")
+            await mirror.reached(run, "ENDED", "stop")
+        await nothing_is_left(program)
+
+    assert refused.error is not None
+    assert refused.error.message == "the rank needs 2 GPUs, and 1 of this node are free"
+    capacity = mirror.heartbeats[-1].capacity
+    assert capacity is not None
+    assert (capacity.gpu_type, capacity.gpus) == ("H200", 2)
 
 
 async def test_archive__leads_out__rank_ends_with_invalid_request_and_leaves_nothing(
