@@ -1,7 +1,7 @@
 """The directory of a rank on this node: what its container reads and writes, and what only the agent does.
 
-``shared`` is visible in the container at ``/b10/run``, where the job may put anything: the agent follows no link there
-and believes nothing that would let it signal another process. The other files are the agent's alone.
+``shared`` is visible in the container at ``/b10/run``. A job may put anything there, so the agent follows no link in it,
+and ids of processes are outside. The other files are the agent's alone.
 """
 
 import os

@@ -46,10 +46,10 @@ class Runs:
 
     async def run(self, command: RunCommand, tell: Callable[[Report], None]) -> None:
         """Carry out a command of the mirror; returns once it is answered."""
-        key, command_id = (command.run, command.rank), f"run:{command.run}:{command.rank}:{command.want}"
+        key = command.run, command.rank
         rank = self._ranks.get(key)
         if rank is None and command.want != "stage":
-            tell(Report(id=command_id, run=RunReport(run=command.run, rank=command.rank, state="LOST")))
+            tell(Report(id=command.id, run=RunReport(run=command.run, rank=command.rank, state="LOST")))
             return
         rank = rank or self._begin(*key)
         if command.want == "go":
@@ -61,7 +61,7 @@ class Runs:
         while True:
             changed, report = rank.changed, rank.report()
             if report != told:
-                tell(Report(id=command_id, run=report))
+                tell(Report(id=command.id, run=report))
                 self._news.wake()
             if report.state in answers:
                 return
@@ -78,7 +78,7 @@ class Runs:
     async def resume(self) -> None:
         """Adopt the ranks of an earlier agent. Stages and job volumes must be resumed already."""
         for record in await in_thread(self._found):
-            self._begin(record.run, record.rank)
+            self._begin(record.run, record.rank).gpus = record.gpus
         self._background.start(self._look_up(), "runs that are over")
 
     def _found(self) -> list[RunRecord]:
