@@ -133,6 +133,7 @@ NAMES: Final = frozenset(
         "checkpoint_seconds",
         "collect_grace_seconds",
         "collect_seconds",
+        "cw_endpoint_url",
         "data_dir",
         "data_port",
         "database_url",

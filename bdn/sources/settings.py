@@ -11,6 +11,7 @@ from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 DEFAULT_REGION: Final = "us-east-1"
 HUGGING_FACE: Final = "https://huggingface.co"
 CLOUDFLARE_R2: Final = "https://{account}[.jurisdiction].r2.cloudflarestorage.com"
+COREWEAVE: Final = "https://cwobject.com"
 TRUE: Final = ("1", "true", "yes", "on")
 FALSE: Final = ("0", "false", "no", "off")
 S3_ADDRESSING: Final = ("auto", "path", "virtual")
@@ -43,6 +44,7 @@ class UpstreamSettings:
     s3_requester_pays: bool = False
     s3_addressing: str = "auto"  # or "path", "virtual"
     r2_endpoint_url: str = CLOUDFLARE_R2  # a setting of BDN; for placeholders see ``r2_address``
+    cw_endpoint_url: str = COREWEAVE  # a setting of BDN
     sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
     google_sts_url: str = GOOGLE_STS
     google_iam_url: str = GOOGLE_IAM
@@ -57,7 +59,9 @@ class UpstreamSettings:
         cls,
         environ: Mapping[str, str],
         egress: EgressPolicy = PUBLIC_INTERNET,
+        *,
         r2_endpoint_url: str = CLOUDFLARE_R2,
+        cw_endpoint_url: str = COREWEAVE,
     ) -> Self:
         """Read the ecosystem's own variables; an empty one counts as unset.
 
@@ -81,6 +85,7 @@ class UpstreamSettings:
             s3_requester_pays=(first("BDN_SOURCE_S3_REQUESTER_PAYS") or "").lower() in TRUE,
             s3_addressing=(first("BDN_SOURCE_S3_ADDRESSING") or "auto").lower(),
             r2_endpoint_url=r2_endpoint_url,
+            cw_endpoint_url=cw_endpoint_url,
             sts_endpoint_url=(first("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
             google_sts_url=first("BDN_GOOGLE_STS_URL") or GOOGLE_STS,
             google_iam_url=(first("BDN_GOOGLE_IAM_URL") or GOOGLE_IAM).rstrip("/"),

@@ -22,7 +22,7 @@ hugging_face = st.builds(
     st.one_of(st.just(""), st.one_of(names, st.sampled_from(["refs/pr/1", "a@b", "0" * 40])).map("@{}".format)),
 )
 buckets = st.builds(
-    "{}://{}{}".format, st.sampled_from(["s3", "gs"]), names, st.one_of(st.just(""), folders.map("/{}".format))
+    "{}://{}{}".format, st.sampled_from(["s3", "gs", "cw"]), names, st.one_of(st.just(""), folders.map("/{}".format))
 )
 r2_names = st.text("ab01-", min_size=2, max_size=6).filter(lambda name: name[0] != "-")
 r2 = st.builds(

@@ -245,7 +245,7 @@ class AuthMethod(StrEnum):
 
 # The fields of each method, and the schemes that it opens.
 METHODS: Final[dict[AuthMethod, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("gs", "hf", "r2", "s3")),
+    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("cw", "gs", "hf", "r2", "s3")),
     AuthMethod.AWS_OIDC: (("aws_oidc_role_arn", "aws_oidc_region"), ("s3",)),
     AuthMethod.GCP_OIDC: (("gcp_oidc_service_account", "gcp_oidc_workload_id_provider"), ("gs",)),
     AuthMethod.AWS_ASSUME_ROLE: (("aws_assume_role_arn", "aws_assume_role_region"), ("s3",)),
@@ -316,7 +316,7 @@ def check_mounts(locations: Sequence[str]) -> None:
             raise InvalidMountError(second, f"is inside {first!r}, another mount of this request")
 
 
-Scheme = Literal["bt", "gs", "hf", "r2", "s3"]
+Scheme = Literal["bt", "cw", "gs", "hf", "r2", "s3"]
 SCHEMES: Final = get_args(Scheme)
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")  # as people copy it from the hub's pages
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
@@ -364,7 +364,7 @@ class BucketUri:
     folder or exactly one object, which only a listing can decide.
     """
 
-    scheme: Literal["s3", "gs", "r2"]
+    scheme: Literal["s3", "gs", "r2", "cw"]
     bucket: str
     prefix: str
     account: str = ""  # r2 only
@@ -488,7 +488,7 @@ def _parse_checkpoint(text: str, rest: str) -> CheckpointUri:
     )
 
 
-_WITHOUT_ACCOUNT: Final[Mapping[str, Literal["gs", "s3"]]] = {"gs": "gs", "s3": "s3"}
+_WITHOUT_ACCOUNT: Final[Mapping[str, Literal["cw", "gs", "s3"]]] = {"cw": "cw", "gs": "gs", "s3": "s3"}
 
 
 def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:

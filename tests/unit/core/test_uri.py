@@ -85,6 +85,7 @@ def test_what_names_no_checkpoint_is_refused(text: str) -> None:
     ("s3://bucket//odd", BucketUri("s3", "bucket", "/odd")),
     ("s3://bucket/key:with:colons", BucketUri("s3", "bucket", "key:with:colons")),
     ("gs://bucket", BucketUri("gs", "bucket", "")),
+    ("cw://bucket/prefix", BucketUri("cw", "bucket", "prefix")),
     ("gs://under_score/folder/", BucketUri("gs", "under_score", "folder/")),
     ("r2://account.bucket", BucketUri("r2", "bucket", "", "account")),
     ("r2://account.bucket/p/q", BucketUri("r2", "bucket", "p/q", "account")),
@@ -105,7 +106,7 @@ def refusal_of(text: str) -> InvalidSourceError:
     return caught.value
 
 
-SUPPORTED = "Supported schemes: bt://, gs://, hf://, r2://, s3://"
+SUPPORTED = "Supported schemes: bt://, cw://, gs://, hf://, r2://, s3://"
 HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo or hf://spaces/owner/repo"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
@@ -117,7 +118,7 @@ REFUSALS: list[tuple[str, list[str]]] = [
         ["", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
     (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}. Did you mean hf://{{text}}?", ["owner/repo", "owner/repo@main"]),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}", [f"{scheme}://owner/repo"])
-        for scheme in ("http", "https", "ftp", "file", "azure", "cw", "bt2", "HF", "S3", "Gs", "R2", " hf", "")),
+        for scheme in ("http", "https", "ftp", "file", "azure", "bt2", "HF", "S3", "Gs", "R2", " hf", "")),
     (f"Invalid HuggingFace URI format: {{text!r}}. Expected format: {HUB_FORM}", [f"hf://{rest}" for rest in (
         "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
         "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",
@@ -128,12 +129,14 @@ REFUSALS: list[tuple[str, list[str]]] = [
         ["hf://owner/repo@", "hf://datasets/owner/repo@", "hf://@"]),
     ("Invalid S3 URI format: {text!r}. Expected format: s3://bucket[/path]", [f"s3://{rest}" for rest in BUCKETS]),
     ("Invalid GS URI format: {text!r}. Expected format: gs://bucket[/path]", [f"gs://{rest}" for rest in BUCKETS]),
+    ("Invalid CW URI format: {text!r}. Expected format: cw://bucket[/path]", [f"cw://{rest}" for rest in BUCKETS]),
     ("Invalid R2 URI format: {text!r}. Expected format: r2://account_id[.jurisdiction].bucket[/path]", [f"r2://{rest}" for rest in (
         "", "/", "bucket", "nodothere/path", ".bucket", "account.", "account./p", "account..bucket", "account.eu.", "a.EU.bucket",
         "a.e1.bucket", "account.eu.x.bucket", "account.-bucket", "account.Bucket", "acc_ount.bucket", "account.b",
     )]),
     (NO_REVISION.format("S3"), ["s3://bucket@main", "s3://bucket/prefix@v1", "s3://bucket/a@b/c", "s3://bucket/p@"]),
     (NO_REVISION.format("GS"), ["gs://bucket/p@1"]),
+    (NO_REVISION.format("CW"), ["cw://bucket/p@1"]),
     (NO_REVISION.format("R2"), ["r2://account.bucket/p@1"]),
     ("Source {text!r} has a '..' segment", [
         "hf://../repo", "hf://owner/..", "hf://owner/repo@..", "hf://owner/repo@../main", "hf://owner/repo@a/../b",
@@ -216,8 +219,13 @@ FIELDS = {
     "GCP_OIDC": ["gcp_oidc_service_account", "gcp_oidc_workload_id_provider"],
     "AWS_ASSUME_ROLE": ["aws_assume_role_arn", "aws_assume_role_region"],
 }
-SCHEMES = {"CUSTOM_SECRET": {"hf", "s3", "gs", "r2"}, "AWS_OIDC": {"s3"}, "GCP_OIDC": {"gs"}, "AWS_ASSUME_ROLE": {"s3"}}
-SOURCES = {"hf": "hf://o/r", "s3": "s3://bucket", "gs": "gs://bucket", "r2": "r2://account.bucket"}
+SCHEMES = {
+    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2", "cw"},
+    "AWS_OIDC": {"s3"},
+    "GCP_OIDC": {"gs"},
+    "AWS_ASSUME_ROLE": {"s3"},
+}
+SOURCES = {"hf": "hf://o/r", "s3": "s3://bucket", "gs": "gs://bucket", "r2": "r2://account.bucket", "cw": "cw://bucket"}
 NAMES = sorted(FIELDS)
 
 

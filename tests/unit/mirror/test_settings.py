@@ -89,6 +89,7 @@ def test_the_token_is_in_no_repr() -> None:
         "gs://bucket/x",
         "r2://account.bucket",
         "r2://bucket",
+        "cw://bucket",
         "s3://b@x",
         "file://host/x",
         "file:relative",
