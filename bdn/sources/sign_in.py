@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,6 +36,21 @@ def hugging_face_token(secret: Secret) -> str:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise SecretMalformedError(secret.name, "is not a plain Hugging Face token (hf_…), without quotes or JSON")
     return token
+
+
+def http_authorization(secret: Secret) -> str:
+    """The value of an ``Authorization`` header, from ``{"bearer_token": …}`` or ``{"username": …, "password": …}``.
+
+    Raises ``SecretMalformedError``: not a JSON object, a key is missing, or the token is not one printable word.
+    """
+    document = _json_object(secret, '{"bearer_token": …} or {"username": …, "password": …}')
+    if "bearer_token" in document:
+        token = _required(secret, document, "bearer_token").strip()
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise SecretMalformedError(secret.name, 'has a "bearer_token" that is not one printable word')
+        return f"Bearer {token}"
+    pair = f"{_required(secret, document, 'username')}:{_required(secret, document, 'password')}"
+    return f"Basic {b64encode(pair.encode()).decode()}"
 
 
 def s3_credentials(secret: Secret) -> S3Credentials:

@@ -106,7 +106,7 @@ def refusal_of(text: str) -> InvalidSourceError:
     return caught.value
 
 
-SUPPORTED = "Supported schemes: bt://, cw://, gs://, hf://, r2://, s3://"
+SUPPORTED = "Supported schemes: bt://, cw://, gs://, hf://, https://, r2://, s3://"
 HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo or hf://spaces/owner/repo"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
@@ -118,7 +118,15 @@ REFUSALS: list[tuple[str, list[str]]] = [
         ["", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
     (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}. Did you mean hf://{{text}}?", ["owner/repo", "owner/repo@main"]),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}", [f"{scheme}://owner/repo"])
-        for scheme in ("http", "https", "ftp", "file", "azure", "bt2", "HF", "S3", "Gs", "R2", " hf", "")),
+        for scheme in ("ftp", "file", "azure", "")),
+    *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}. Did you mean {likely}://?", [f"{scheme}://owner/repo"])
+        for scheme, likely in (("http", "https"), ("gcs", "gs"), ("bt2", "bt"), ("HF", "hf"), ("S3", "s3"), ("Gs", "gs"), ("R2", "r2"), (" hf", "hf"))),
+    ("Invalid HTTPS URL format: {text!r}. Expected format: https://hostname[:port]/path, of one file", [f"https://{rest}" for rest in (
+        "", "/", "host", "host/", "/path", "host/folder/", "h ost/a", "höst/a", "host:/a", "host:0/a", "host:65536/a", "host:x/a", "[::1/a",
+    )]),
+    *((f"Source {{text!r}} is a page of the hub and not a file. Did you mean hf://{likely}?", [f"https://huggingface.co/{rest}"]) for rest, likely in (
+        ("o/r", "o/r"), ("o/r/", "o/r"), ("datasets/o/r", "datasets/o/r"), ("o/r/tree/v1", "o/r@v1"),
+    )),
     (f"Invalid HuggingFace URI format: {{text!r}}. Expected format: {HUB_FORM}", [f"hf://{rest}" for rest in (
         "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
         "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",
@@ -152,7 +160,9 @@ def test_any_other_source_is_refused_with_the_reason(message: str, text: str) ->
 
 
 @pytest.mark.parametrize("character", ["\0", "\n", "\r", "\t", "\x1b", "\x7f"])
-@pytest.mark.parametrize("text", ["s3://bucket/a{}b", "hf://o/r@a{}b", "hf://o/r{}", "r2://a.bucket/{}"])
+@pytest.mark.parametrize(
+    "text", ["s3://bucket/a{}b", "hf://o/r@a{}b", "hf://o/r{}", "r2://a.bucket/{}", "https://host/a{}"]
+)
 def test_a_control_character_is_refused_and_not_repeated(text: str, character: str) -> None:
     error = refusal_of(text.format(character))
     assert "control characters" in str(error)
@@ -167,7 +177,7 @@ WITHIN = "credentials do not belong in a source URI"
         "hf://user:SECRET@owner/repo", "hf://user:SECRET@owner/repo@main", "hf://:SECRET@owner/repo",
         "s3://AKIA:SECRET@bucket/prefix", "s3://AKIA:ab/SECRET+cd@bucket/prefix", "s3://AKIA:x@SECRET@bucket",
         "s3://AKIA:x\nSECRET@bucket", "gs://user:SECRET@bucket", "r2://AKIA:SECRET@account.bucket",
-        "https://user:SECRET@huggingface.co/o/r",
+        "https://user:SECRET@huggingface.co/o/r", "https://SECRET@host/a", "https://SECRET@host/../a?SECRET",
     )),
     *(("", pasted) for pasted in (
         "AKIA:SECRET@bucket/prefix", "AKIA:ab/SECRET@bucket/prefix", "https://hf_SECRET@huggingface.co/o/r",
@@ -220,12 +230,19 @@ FIELDS = {
     "AWS_ASSUME_ROLE": ["aws_assume_role_arn", "aws_assume_role_region"],
 }
 SCHEMES = {
-    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2", "cw"},
+    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2", "cw", "https"},
     "AWS_OIDC": {"s3"},
     "GCP_OIDC": {"gs"},
     "AWS_ASSUME_ROLE": {"s3"},
 }
-SOURCES = {"hf": "hf://o/r", "s3": "s3://bucket", "gs": "gs://bucket", "r2": "r2://account.bucket", "cw": "cw://bucket"}
+SOURCES = {
+    "hf": "hf://o/r",
+    "s3": "s3://bucket",
+    "gs": "gs://bucket",
+    "r2": "r2://account.bucket",
+    "cw": "cw://bucket",
+    "https": "https://host/file",
+}
 NAMES = sorted(FIELDS)
 
 

@@ -15,7 +15,14 @@ from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import open_store
 
-URIS = {"hf": "hf://o/r", "s3": "s3://bucket", "r2": "r2://account.bucket", "gs": "gs://bucket", "cw": "cw://bucket"}
+URIS = {
+    "hf": "hf://o/r",
+    "s3": "s3://bucket",
+    "r2": "r2://account.bucket",
+    "gs": "gs://bucket",
+    "cw": "cw://bucket",
+    "https": "https://host/file",
+}
 EACH = tuple(URIS)
 WRONG = [
     *(("ALL_PROXY", value, EACH) for value in ("socks5h://127.0.0.1:1", "socks://h:1", "http://[::1", "://", "http://h:x")),
