@@ -129,6 +129,7 @@ NAMES: Final = frozenset(
         "agent",
         "agent_socket",
         "auth",
+        "azure_endpoint_url",
         "cache_bytes",
         "checkpoint_seconds",
         "collect_grace_seconds",

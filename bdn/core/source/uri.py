@@ -246,7 +246,7 @@ class AuthMethod(StrEnum):
 
 # The fields of each method, and the schemes that it opens.
 METHODS: Final[dict[AuthMethod, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("cw", "gs", "hf", "https", "r2", "s3")),
+    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("azure", "cw", "gs", "hf", "https", "r2", "s3")),
     AuthMethod.AWS_OIDC: (("aws_oidc_role_arn", "aws_oidc_region"), ("s3",)),
     AuthMethod.GCP_OIDC: (("gcp_oidc_service_account", "gcp_oidc_workload_id_provider"), ("gs",)),
     AuthMethod.AWS_ASSUME_ROLE: (("aws_assume_role_arn", "aws_assume_role_region"), ("s3",)),
@@ -317,7 +317,7 @@ def check_mounts(locations: Sequence[str]) -> None:
             raise InvalidMountError(second, f"is inside {first!r}, another mount of this request")
 
 
-Scheme = Literal["bt", "cw", "gs", "hf", "https", "r2", "s3"]
+Scheme = Literal["azure", "bt", "cw", "gs", "hf", "https", "r2", "s3"]
 SCHEMES: Final = get_args(Scheme)
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")  # as people copy it from the hub's pages
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
@@ -330,6 +330,8 @@ _HUB_PAGE: Final = re.compile(
 )
 _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_AZURE_ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
+_AZURE_CONTAINER: Final = re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}|\$root|\$web|\$logs")
 _R2_AUTHORITY: Final = re.compile(r"([A-Za-z0-9-]+)\.(?:([a-z]+)\.)?([a-z0-9][a-z0-9-]+)")
 
 PROJECT_PATTERN: Final = r"[A-Za-z0-9]([A-Za-z0-9 ._-]{0,126}[A-Za-z0-9._-])?"
@@ -370,14 +372,14 @@ class BucketUri:
     folder or exactly one object, which only a listing can decide.
     """
 
-    scheme: Literal["s3", "gs", "r2", "cw"]
-    bucket: str
+    scheme: Literal["s3", "gs", "r2", "cw", "azure"]
+    bucket: str  # Azure's container
     prefix: str
-    account: str = ""  # r2 only
+    account: str = ""  # r2 and azure only
     jurisdiction: str = ""  # r2 only, "" is the default
 
     def __str__(self) -> str:
-        account = f"{self.account}." if self.account else ""
+        account = f"{self.account}{'/' if self.scheme == 'azure' else '.'}" if self.account else ""
         jurisdiction = f"{self.jurisdiction}." if self.jurisdiction else ""
         prefix = f"/{self.prefix}" if self.prefix else ""
         return f"{self.scheme}://{account}{jurisdiction}{self.bucket}{prefix}"
@@ -440,7 +442,7 @@ def parse_source(text: str) -> SourceUri:
         )
     if scheme not in SCHEMES:
         shown = _USER_INFO.sub("://***@", text).partition("?")[0]  # a pasted URL may hold a token or a signature
-        near = get_close_matches(scheme.lower(), SCHEMES, n=1)
+        near = get_close_matches(scheme.lower(), SCHEMES, n=1, cutoff=0.55)  # "az" too
         likely = f". Did you mean {near[0]}://?" if near else ""
         raise InvalidSourceError(
             shown, f"Unsupported source scheme '{scheme}://' in {shown!r}. Supported schemes: {_SUPPORTED}{likely}"
@@ -562,6 +564,13 @@ def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:
             f"Source {text!r} uses {name} which does not support revisions.",
         )
     authority, _, prefix = rest.partition("/")
+    if scheme == "azure":
+        container, _, prefix = prefix.partition("/")
+        if not _AZURE_ACCOUNT.fullmatch(authority) or not _AZURE_CONTAINER.fullmatch(container):
+            raise InvalidSourceError(
+                text, f"Invalid AZURE URI format: {text!r}. Expected format: azure://account/container[/path]"
+            )
+        return BucketUri("azure", container, prefix, authority)
     if scheme == "r2":
         match = _R2_AUTHORITY.fullmatch(authority)
         if not match:

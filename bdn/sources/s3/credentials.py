@@ -24,7 +24,7 @@ from bdn.net.unreachable import unreachable
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.answers import facts_of
 from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
-from bdn.sources.settings import DEFAULT_REGION, S3Credentials, UpstreamSettings, r2_address
+from bdn.sources.settings import DEFAULT_REGION, S3Credentials, UpstreamSettings, account_address
 from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity, Secret, SourceContext, s3_credentials
 from bdn.wire.http_fields import parse_retry_after
 
@@ -65,7 +65,7 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
         address = settings.cw_endpoint_url
         return S3Endpoint(address, region or DEFAULT_REGION, credentials, ("cw", address), "virtual")
     if uri.scheme == "r2":
-        address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
+        address = account_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
         return S3Endpoint(address, _R2_REGION, credentials, ("r2", address, uri.account, uri.jurisdiction))
     url = settings.s3_endpoint_url
     return S3Endpoint(

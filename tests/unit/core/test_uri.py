@@ -87,6 +87,9 @@ def test_what_names_no_checkpoint_is_refused(text: str) -> None:
     ("gs://bucket", BucketUri("gs", "bucket", "")),
     ("cw://bucket/prefix", BucketUri("cw", "bucket", "prefix")),
     ("gs://under_score/folder/", BucketUri("gs", "under_score", "folder/")),
+    ("azure://account/container", BucketUri("azure", "container", "", "account")),
+    ("azure://0acc/my-container/a b/ü", BucketUri("azure", "my-container", "a b/ü", "0acc")),
+    ("azure://account/$root/a.bin", BucketUri("azure", "$root", "a.bin", "account")),
     ("r2://account.bucket", BucketUri("r2", "bucket", "", "account")),
     ("r2://account.bucket/p/q", BucketUri("r2", "bucket", "p/q", "account")),
     ("r2://account.eu.bucket", BucketUri("r2", "bucket", "", "account", "eu")),
@@ -106,7 +109,7 @@ def refusal_of(text: str) -> InvalidSourceError:
     return caught.value
 
 
-SUPPORTED = "Supported schemes: bt://, cw://, gs://, hf://, https://, r2://, s3://"
+SUPPORTED = "Supported schemes: azure://, bt://, cw://, gs://, hf://, https://, r2://, s3://"
 HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo or hf://spaces/owner/repo"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
@@ -118,9 +121,9 @@ REFUSALS: list[tuple[str, list[str]]] = [
         ["", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
     (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}. Did you mean hf://{{text}}?", ["owner/repo", "owner/repo@main"]),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}", [f"{scheme}://owner/repo"])
-        for scheme in ("ftp", "file", "azure", "")),
+        for scheme in ("ftp", "file", "abfs", "")),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}. Did you mean {likely}://?", [f"{scheme}://owner/repo"])
-        for scheme, likely in (("http", "https"), ("gcs", "gs"), ("bt2", "bt"), ("HF", "hf"), ("S3", "s3"), ("Gs", "gs"), ("R2", "r2"), (" hf", "hf"))),
+        for scheme, likely in (("http", "https"), ("gcs", "gs"), ("az", "azure"), ("bt2", "bt"), ("HF", "hf"), ("S3", "s3"), ("Gs", "gs"), ("R2", "r2"), (" hf", "hf"))),
     ("Invalid HTTPS URL format: {text!r}. Expected format: https://hostname[:port]/path, of one file", [f"https://{rest}" for rest in (
         "", "/", "host", "host/", "/path", "host/folder/", "h ost/a", "höst/a", "host:/a", "host:0/a", "host:65536/a", "host:x/a", "[::1/a",
     )]),
@@ -145,6 +148,11 @@ REFUSALS: list[tuple[str, list[str]]] = [
     (NO_REVISION.format("S3"), ["s3://bucket@main", "s3://bucket/prefix@v1", "s3://bucket/a@b/c", "s3://bucket/p@"]),
     (NO_REVISION.format("GS"), ["gs://bucket/p@1"]),
     (NO_REVISION.format("CW"), ["cw://bucket/p@1"]),
+    ("Invalid AZURE URI format: {text!r}. Expected format: azure://account/container[/path]", [f"azure://{rest}" for rest in (
+        "", "/", "account", "account/", "ac/container", "Account/container", "acc-ount/container", f"{'a' * 25}/container",
+        "account/Container", "account/ab", "account/a--b", "account/-ab", "account/ab-", "account//path", "account/a.b",
+    )]),
+    (NO_REVISION.format("AZURE"), ["azure://account/container/p@1"]),
     (NO_REVISION.format("R2"), ["r2://account.bucket/p@1"]),
     ("Source {text!r} has a '..' segment", [
         "hf://../repo", "hf://owner/..", "hf://owner/repo@..", "hf://owner/repo@../main", "hf://owner/repo@a/../b",
@@ -230,7 +238,7 @@ FIELDS = {
     "AWS_ASSUME_ROLE": ["aws_assume_role_arn", "aws_assume_role_region"],
 }
 SCHEMES = {
-    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2", "cw", "https"},
+    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2", "cw", "https", "azure"},
     "AWS_OIDC": {"s3"},
     "GCP_OIDC": {"gs"},
     "AWS_ASSUME_ROLE": {"s3"},
@@ -242,6 +250,7 @@ SOURCES = {
     "r2": "r2://account.bucket",
     "cw": "cw://bucket",
     "https": "https://host/file",
+    "azure": "azure://account/container",
 }
 NAMES = sorted(FIELDS)
 

@@ -22,6 +22,7 @@ URIS = {
     "gs": "gs://bucket",
     "cw": "cw://bucket",
     "https": "https://host/file",
+    "azure": "azure://account/container",
 }
 EACH = tuple(URIS)
 WRONG = [
