@@ -54,7 +54,8 @@ setup: .venv/.ready
 azurite:
 	@test -e .azurite/.ready -a .azurite/.ready -nt requirements/azurite/package-lock.json && exit; \
 	mkdir -p .azurite && cp requirements/azurite/package*.json .azurite && \
-	    timeout 300 npm ci --prefix .azurite --silent --ignore-scripts --no-audit --no-fund --fetch-retries=1 && touch .azurite/.ready \
+	    timeout 300 npm ci --prefix .azurite --silent --ignore-scripts --no-audit --no-fund --fetch-retries=1 && \
+	    node .azurite/node_modules/azurite/dist/src/blob/main.js --version >/dev/null && touch .azurite/.ready \
 	        || echo "azurite cannot be installed here: its tests are skipped" >&2
 
 # What we are measured against and with, as program:package. One that cannot be had is a row of the report that says so.

@@ -1,7 +1,6 @@
 """Containers of Azure keep the contract of a source and of a bucket: our double, and the real server azurite."""
 
 import json
-import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 
@@ -27,7 +26,7 @@ from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.bucket_contract import Bucket, BucketContract
 from tests.contract.opening import NUMBERS, BucketUpstream, Opened
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed, only_file, seen_before
-from tests.doubles.azure import ACCOUNT, AZURITE, KEY, AzureLike, AzureServer, AzuriteServer, container_sas, refused
+from tests.doubles.azure import ACCOUNT, KEY, AzureLike, AzureServer, AzuriteServer, container_sas, refused
 from tests.doubles.faults import Fault, answer, drop, truncate
 from tests.doubles.ranges import read_range
 from tests.support.network.egress import LOOPBACK
@@ -54,8 +53,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[AzureLike]:
     if request.param == "double":
         yield request.getfixturevalue("double")
         return
-    if not AZURITE.exists() or not shutil.which("node"):
-        pytest.skip("azurite is not installed: make azurite, where Node.js and npm are there")
+    if not AzuriteServer.is_installed:
+        pytest.skip("azurite is not installed: make azurite, where npm is there")
     with AzuriteServer() as azurite:
         yield azurite
 

@@ -29,9 +29,7 @@ from tests.support.network.ports import free_port
 ACCOUNT: Final = "bdnaccount"
 KEY: Final = b64encode(b"a key of an account, for tests alone").decode()
 VERSION: Final = "2021-12-02"
-AZURITE: Final = (  # from make azurite
-    Path(__file__).parents[2] / ".azurite/node_modules/azurite/dist/src/blob/main.js"
-)
+_AZURITE: Final = Path(__file__).parents[2] / ".azurite"  # from make azurite
 _START_SECONDS: Final = 120
 _UNSPEAKABLE: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # in XML
 
@@ -158,13 +156,22 @@ class RealContainer:
 class AzuriteServer:
     """On a free port of the loopback and in memory, from ``with`` until its end."""
 
+    is_installed: Final = (_AZURITE / ".ready").exists()
+
     def __init__(self) -> None:
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}/{{account}}"
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        command = ("node", str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(self._port))
+        command = (
+            "node",
+            str(_AZURITE / "node_modules/azurite/dist/src/blob/main.js"),
+            "--blobHost",
+            "127.0.0.1",
+            "--blobPort",
+            str(self._port),
+        )
         options = ("--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry")
         environment = {**os.environ, "AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}
         with self._stack:
