@@ -29,6 +29,7 @@ from bdn.mirror.upstream.budget import UpstreamBudgets
 from bdn.mirror.upstream.reader import LocatedFile, UpstreamReader
 from bdn.mirror.upstream.retries import UpstreamRetries
 from bdn.net.http1.pool import ConnectionPool
+from bdn.net.unreachable import UpstreamUntrustedError
 from bdn.sources.opener import open_source
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import Secret, SourceContext
@@ -212,7 +213,7 @@ REFUSALS = [
     (answer(503, {"Retry-After": "7"}), UpstreamUnavailableError, "answered 503"),
     (answer(500), UpstreamUnavailableError, "answered 500"),
     (drop(), UpstreamUnavailableError, "localhost: "),
-    (answer(302, {"Location": "http://localhost/plain"}), UpstreamUnavailableError, "redirects from https to http"),
+    (answer(302, {"Location": "http://localhost/plain"}), UpstreamUntrustedError, "redirects from https to http"),
     (answer(302, {"Location": "/a.bin"}), UpstreamUnavailableError, "more than 5 redirects"),
     (answer(302, {"Location": "https://10.0.0.1/secrets"}), EgressRefusedError, "it is a private address"),
     (answer(302, {"Location": "https://169.254.169.254/"}), EgressRefusedError, "metadata"),
