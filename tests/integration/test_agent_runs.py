@@ -388,6 +388,8 @@ async def test_lost__unknown_run_or_another_boot__reported_and_never_started(
         await mirror.reached("runreboot1", "STAGED")
         await agent.kill()
     record = program.root / "runs" / "runreboot1-0" / "spec.json"
+    first = json.loads(record.with_name("info").read_bytes())["child-pid"]
+    os.kill(first, signal.SIGKILL)  # as the end of the machine does
     record.write_text(json.dumps(json.loads(record.read_bytes()) | {"boot": "an earlier one"}))
     async with program.daemon():
         mirror.want("runreboot1", "go")
