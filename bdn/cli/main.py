@@ -63,6 +63,7 @@ class LazyGroup(click.Group):
             "bdn.cli.volumes:volumes",
             "Create, list and remove writable job directories (scratch, checkpoints, caches).",
         ),
+        "jobs": ("bdn.cli.jobs:jobs", "List and stop training jobs, and print their logs."),
         "truss": ("bdn.cli.truss:truss", "Run truss, the client of Baseten, against the mirror."),
     },
 )
