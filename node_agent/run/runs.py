@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ from node_agent.stage.stages import StageService
 logger = logging.getLogger(__name__)
 _TELL_SECONDS: Final = 2.0  # between two progress reports
 _ASK_SECONDS: Final = 10.0  # until a run that is over is looked up
+_IDLE_TURNS: Final = 6  # of these, between two questions about a rank without a command; each has the job's secrets
 _PRIVATE: Final = 0o700
 _TRASH: Final = ".trash"
 
@@ -39,6 +42,7 @@ class Runs:
         self._background = background
         self._news = news
         self._ranks: dict[tuple[str, int], Rank] = {}
+        self._commanded = Counter[tuple[str, int]]()  # commands that are carried out
 
     @property
     def capacity(self) -> NodeCapacity:
@@ -48,10 +52,20 @@ class Runs:
         """Carry out a command of the mirror; returns once it is answered."""
         key = command.run, command.rank
         rank = self._ranks.get(key)
-        if rank is None and command.want != "stage":
+        if rank is None and command.want == "go":
             tell(Report(id=command.id, run=RunReport(run=command.run, rank=command.rank, state="LOST")))
             return
+        # Also for a stop: an agent killed while it made the directory anew leaves volume and stage without one.
         rank = rank or self._begin(*key)
+        self._commanded[key] += 1
+        try:
+            await self._carry_out(command, rank, tell)
+        finally:
+            self._commanded[key] -= 1
+            if not self._commanded[key]:
+                del self._commanded[key]
+
+    async def _carry_out(self, command: RunCommand, rank: Rank, tell: Callable[[Report], None]) -> None:
         if command.want == "go":
             await rank.go()
         elif command.want == "stop":
@@ -128,15 +142,23 @@ class Runs:
         return free[:count]
 
     async def _look_up(self) -> None:
-        """Remove runs that are over and unknown to the mirror, whose commands therefore do not come again."""
-        while True:
+        """Remove runs that are over, and stop others, if the mirror does not know them: it sends no command about them.
+
+        A rank goes on while its agent is dead. If the mirror has given up the node meanwhile, the next agent adopts it
+        and would never be told to stop it; the same after a partition of a rank that was STAGED.
+        """
+        for turn in count():
             await asyncio.sleep(_ASK_SECONDS)
-            for rank in [one for one in self._ranks.values() if one.state in OVER]:
+            is_turn = turn % _IDLE_TURNS == 0
+            idle = [one for key, one in self._ranks.items() if is_turn and not self._commanded[key]]
+            for rank in {*idle, *(one for one in self._ranks.values() if one.state in OVER)}:
                 try:
                     await self._services.run_spec(rank.run, rank.rank)
                 except BdnError as error:
                     if error.code == NotFoundError.code:
-                        await self._remove(rank)
+                        rank.stop()
+                        if rank.state in OVER:
+                            await self._remove(rank)
 
     async def _remove(self, rank: Rank) -> None:
         if self._ranks.pop((rank.run, rank.rank), None) is None:

@@ -402,13 +402,36 @@ async def test_lost__unknown_run_or_another_boot__reported_and_never_started(
 async def test_run__forgotten_by_the_mirror_while_the_agent_was_down__leaves_nothing(
     mirror: RunMirror, program: Program
 ) -> None:
+    """One has ended, one runs, one waits for its start."""
     async with program.daemon() as agent:
-        mirror.place(RUN, "echo done")
-        await mirror.reached(RUN, "STAGED")
-        mirror.want(RUN, "go")
-        await until(lambda: mirror.lines(RUN) == ["done"])
+        for run, command in ((RUN, "echo done"), ("runforever", f"echo done; {FOREVER}"), ("runstaged1", "echo done")):
+            mirror.place(run, command)
+            await mirror.reached(run, "STAGED")
+        for run in (RUN, "runforever"):
+            mirror.want(run, "go")
+            await until(lambda run=run: mirror.lines(run) == ["done"])  # type: ignore[misc]
         await agent.kill()
     mirror.specs.clear()
     mirror.commands.clear()
     async with program.daemon():
+        await nothing_is_left(program)
+    assert mirror.lines("runstaged1") == []
+
+
+async def test_stop__agent_killed_between_two_directories_of_a_rank__nothing_is_left(
+    mirror: RunMirror, program: Program
+) -> None:
+    """A rank that is prepared again has no directory for a moment, but a job volume and a stage."""
+    model = mirror.publish({"weights": b"weights" * 1000})
+    gate, asked = mirror.hold()
+    async with program.daemon() as agent:
+        mirror.place(RUN, "echo never", weights={"/app/model": model})
+        await asked.wait()
+        await agent.kill()
+    gate.set()
+    (program.root / "runs" / f"{RUN}-0").rename(program.root / "runs" / ".trash" / "first")
+    mirror.commands.clear()
+    mirror.want(RUN, "stop")
+    async with program.daemon():
+        await mirror.reached(RUN, "ENDED", "stop")
         await nothing_is_left(program)
