@@ -37,14 +37,14 @@ class Forwarder:
     The service gets the client's authority in ``BDN-Forwarded-Host``, and ``headers``. All other requests go to their
     own hosts, as a proxy sends them. Proxies of this process's environment are used for both.
 
-    ``told`` is called with the error of each request that does not reach the service; the client gets a 502.
+    ``on_error`` is called with the error of each request that does not reach the service; the client gets a 502.
     """
 
     url: str
     names: Collection[str]
     headers: Mapping[str, str] = field(default_factory=dict)
     authorities: Authorities = field(default_factory=Authorities)
-    told: Callable[[BdnError], None] = lambda _: None
+    on_error: Callable[[BdnError], None] = lambda _: None
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -66,7 +66,6 @@ class Forwarder:
                     task.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward the connection's only request."""
         with closing(writer), suppress(ConnectionError):
             try:
                 method, url, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
@@ -79,7 +78,7 @@ class Forwarder:
                 await _answer(writer, "400 Bad Request", refusal)
                 return
             except BdnError as error:
-                self.told(error)
+                self.on_error(error)
                 await _answer(writer, "502 Bad Gateway", error)
                 return
             with closing(upstream[1]):

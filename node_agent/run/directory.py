@@ -113,12 +113,12 @@ class RunDirectory:
         return os.path.lexists(self.shared / "go")
 
     def go(self) -> None:
-        """Let the commands start. Blocking. Raises ``DiskFailedError``."""
+        """Let the commands of the rank start. Idempotent. Blocking. Raises ``DiskFailedError``."""
         with disk_errors(self.shared), suppress(FileExistsError):
             os.close(os.open(self.shared / "go", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
     def write_login(self, content: str) -> None:
-        """Blocking. Raises ``DiskFailedError``."""
+        """Write the registry's login for the engine alone. Blocking. Raises ``DiskFailedError``."""
         with disk_errors(self.login):
             self.login.mkdir(mode=_PRIVATE, exist_ok=True)
             _write_private(self.login / "config.json", content)

@@ -94,7 +94,6 @@ class OutputSender:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the mark
 
     def load(self) -> None:
-        """Continue after an earlier agent. Blocking."""
         with suppress(OSError, ValidationError):
             self._mark = _Mark.model_validate_json(self.directory.sent.read_bytes())
 

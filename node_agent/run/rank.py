@@ -56,8 +56,6 @@ _DOCKER_HUB: Final = "https://index.docker.io/v1/"  # as docker spells docker.io
 
 @dataclass(frozen=True)
 class NodeServices:
-    """What ranks use of their node."""
-
     client: MirrorClient
     volumes: JobVolumes
     stages: StageService
@@ -209,7 +207,7 @@ class Rank:
         return record
 
     async def _reserved(self) -> tuple[RunRecord, RunSpec]:
-        """Run directory and job volume."""
+        """Fetch the rank's spec, and create its run directory and job volume."""
         try:
             spec = await self._services.run_spec(self.run, self.rank)
         except BdnError as error:
@@ -334,7 +332,7 @@ class Rank:
             await asyncio.sleep(3 * _LOOK_SECONDS)
 
     async def _watch(self, process: ContainerProcess, record: RunRecord) -> None:
-        """Until the container has ended."""
+        """Report states and pass on commands until the container has ended; then note why."""
         loop = asyncio.get_running_loop()
         stopped_at: float | None = None
         while await in_thread(process.is_alive):

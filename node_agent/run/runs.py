@@ -96,7 +96,7 @@ class Runs:
         self._background.start(self._look_up(), "runs that are over")
 
     def _found(self) -> list[RunRecord]:
-        """Of whole directories; the others are removed."""
+        """The records of whole directories. Removes the others. Blocking."""
         with disk_errors(self._root):
             make_folder(self._root, _PRIVATE)
             paths = [path for path in sorted(self._root.iterdir()) if path.name != _TRASH]

@@ -117,7 +117,7 @@ class _PacedBody:
     is_whole: bool
 
     async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """Raises ``_StalledError``."""
+        """Yield the body as it arrives. Raises ``_StalledError`` if the sender is too slow or gone."""
         window = StallWindow(_SLOWEST, most, time.monotonic())
         while not self.is_whole:
             try:
@@ -278,7 +278,7 @@ def _announced(headers: Headers) -> int:
 
 
 def _checksums(headers: Mapping[str, str]) -> list[Checksum]:
-    """Raises ``InvalidRequestError``: one is not in base64."""
+    """The checksums that the client sent. Raises ``InvalidRequestError`` for one that is not in base64."""
     found: list[Checksum] = []
     for name, kind in _CHECKSUMS.items():
         if (value := headers.get(name)) is not None:

@@ -126,7 +126,7 @@ async def test_a_service_that_cannot_be_reached_or_trusted__is_a_502_and_told(tm
             (f"https://localhost:{port}", "BDN_TLS_CA"),
         ):
             told: list[BdnError] = []
-            async with client_of(Forwarder(url, NAMES, told=told.append)) as client:
+            async with client_of(Forwarder(url, NAMES, on_error=told.append)) as client:
                 answer = await client.get("http://localhost:8000/v1/teams")
             assert answer.status_code == 502
             assert answer.json()["message"] == answer.json()["error"]["message"] == str(told[0])
