@@ -18,7 +18,7 @@ export PIP_INDEX_URL := $(INDEX)
 export UV_DEFAULT_INDEX := $(INDEX)
 endif
 
-.PHONY: setup demo test quick debian-tests fault training mutants check lint peers bench clean
+.PHONY: setup demo test quick debian-tests azurite fault training mutants check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -55,6 +55,14 @@ setup: .venv/.ready
 	$(VENV)/uv venv -q --allow-existing --python $(VENV)/python .venv-runtime
 	$(VENV)/uv pip install -q --python .venv-runtime/bin/python --require-hashes -r requirements/runtime.txt
 	@touch $@
+
+# A real server of Azure's protocol, for tests, which are skipped where npm or its packages cannot be had. No script of a package runs.
+azurite:
+	@test -e .azurite/.ready -a .azurite/.ready -nt requirements/azurite/package-lock.json && exit; \
+	mkdir -p .azurite && cp requirements/azurite/package*.json .azurite && \
+	    timeout 300 npm ci --prefix .azurite --silent --ignore-scripts --no-audit --no-fund --fetch-retries=1 && \
+	    node .azurite/node_modules/azurite/dist/src/blob/main.js --version >/dev/null && touch .azurite/.ready \
+	        || echo "azurite cannot be installed here: its tests are skipped" >&2
 
 # What we are measured against and with, as program:package. One that cannot be had is a row of the report that says so.
 MEASURED := nginx:nginx-light fio:fio aria2c:aria2 ip:iproute2 tc:iproute2
@@ -94,7 +102,7 @@ debian-tests:
 	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
 	done
 
-test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests
+test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite
 	$(PYTEST)
 
 # What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
@@ -123,7 +131,7 @@ lint: .venv/.tools
 	$(VENV)/lint-imports
 
 # Lint and the demo, with 100 MB, run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
-check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests
+check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite
 	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo DEMO=--shard-mib=6; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
@@ -133,4 +141,4 @@ bench: .venv/.tools peers
 	$(VENV)/python -m bench
 
 clean:
-	rm -rf .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .azurite .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

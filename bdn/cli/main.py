@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands without importing them."""
+        """List the commands from their table, without importing their modules."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.commands_at.items()])
 
@@ -63,6 +63,7 @@ class LazyGroup(click.Group):
             "bdn.cli.volumes:volumes",
             "Create, list and remove writable job directories (scratch, checkpoints, caches).",
         ),
+        "jobs": ("bdn.cli.jobs:jobs", "List and stop training jobs, and print their logs."),
         "truss": ("bdn.cli.truss:truss", "Run truss, the client of Baseten, against the mirror."),
     },
 )

@@ -25,6 +25,8 @@ from bdn.wire.mirror_schema import Mirror, Plan
 async def mirror(output: Output, *, wait: bool, dry_run: bool, **asked: Any) -> int:  # noqa: ANN401 - of request_body
     """Mirror sources, and print the mirror's id for 'bdn stage'.
 
+    A source is hf://, s3://, gs://, r2://, cw://, azure://, https:// (one file), or bt:// (a checkpoint).
+
     \b
     Example: bdn mirror hf://org/model@main s3://bucket/data --mount /app/model --mount /app/data --wait
     """

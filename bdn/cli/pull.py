@@ -39,6 +39,7 @@ async def pull(
 ) -> None:
     """Download SOURCE to DEST, verified and cached.
 
+    A source is hf://, s3://, gs://, r2://, cw://, azure://, https:// (one file), or bt:// (a checkpoint).
     The files share blocks with the cache where the file system supports reflinks (xfs, btrfs). Elsewhere they are copies, which
     need the same space again. With --link they are the cache's own files; the cache verifies an edited file before it uses the
     file again. DEST must be new, empty, or from an earlier pull; --replace permits another source or other patterns.

@@ -6,7 +6,6 @@ Imports no service: a pull that has nothing to do ends within 0.5 s.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
@@ -149,6 +148,5 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
 def _revision_now(uri: HuggingFaceUri, settings: MirrorSettings) -> str | None:
     """The upstream's commit, requested once. None if unknown: the mirror then requests it, and reports the problem."""
     from bdn.sources.huggingface.revision import commit_now  # noqa: PLC0415 - not needed for an offline pull
-    from bdn.sources.settings import UpstreamSettings  # noqa: PLC0415
 
-    return commit_now(uri, UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url))
+    return commit_now(uri, settings.upstreams)

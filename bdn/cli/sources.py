@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 from bdn.core.errors import InvalidRequestError
-from bdn.core.source.uri import CheckpointUri, HuggingFaceUri, parse_source
+from bdn.core.source.uri import CheckpointUri, HttpsUri, HuggingFaceUri, parse_source
 from bdn.core.units import counted
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 
@@ -36,10 +36,12 @@ def request_body(
 
 
 def default_mount(source: str) -> str:
-    """``/models/owner/repo`` for a repository, ``/models/<last segment>`` for a bucket's folder."""
+    """``/models/owner/repo`` for a repository, ``/models/<last segment>`` for a bucket's folder or a file."""
     uri = parse_source(source)
     if isinstance(uri, HuggingFaceUri):
         return f"/models/{uri.repo_id}"
     if isinstance(uri, CheckpointUri):
         return f"/models/{uri.project}"
+    if isinstance(uri, HttpsUri):
+        return f"/models/{PurePosixPath(uri.path).name}"
     return f"/models/{PurePosixPath(uri.prefix).name or uri.bucket}"

@@ -1,6 +1,6 @@
 """``bdn truss``: the unmodified client of Baseten against our mirror.
 
-truss takes the address of its REST API from a fixed table. Only ``http://localhost:8000`` leads to plain HTTP there, at
+truss takes the address of its API from a fixed table. Only ``http://localhost:8000`` leads to plain HTTP there, at
 ``http://api.localhost:8000``; a forwarder on loopback sends both names to the mirror.
 """
 

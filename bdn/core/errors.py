@@ -279,7 +279,7 @@ class SourceChangedError(UpstreamError):
 class SourceArchivedError(UpstreamError):
     code = "SOURCE_ARCHIVED"
     message = (
-        "{path!r} of {source} is archived ({storage_class}) and cannot be read: restore it first (S3: aws s3api restore-object), wait "
+        "{path!r} of {source} is archived ({storage_class}) and cannot be read: restore it first (S3: aws s3api restore-object; Azure: az storage blob set-tier), wait "
         "until it is restored, and mirror it again"
     )
     source: str

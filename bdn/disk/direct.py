@@ -112,7 +112,7 @@ class DirectFile:
 
 
 def write_read_only(path: Path, content: memoryview, writes: DirectWrites) -> None:
-    """Write a whole file that nobody changes any more. Durable, except for its name. Raises ``OSError``."""
+    """Write a whole file that does not change any more. Durable, except for its name. Raises ``OSError``."""
     file = DirectFile(path, writes)
     try:
         file.open()

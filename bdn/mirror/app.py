@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,7 +73,6 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
-from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import bucket_of
 from bdn.transfer.byte_threads import ByteThreads, pacer
@@ -172,7 +170,7 @@ async def open_mirror(
         budgets = UpstreamBudgets(settings.transfers, pause=pause)
         metrics.registry.register(UpstreamMetrics(budgets))
         retries = UpstreamRetries(budgets, RetryPolicy(settings.outage_seconds))
-        upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
+        upstreams = settings.upstreams
         context = SourceContext(
             "",
             upstreams,

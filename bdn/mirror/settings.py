@@ -1,5 +1,6 @@
 """The mirror's settings: environment variables with the prefix ``BDN_``, or a TOML file named by ``BDN_CONFIG``."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from bdn.core.egress import EgressPolicy
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import Bearer, FileSettings, LogForm, Port, Rate, Size, default_data_dir
-from bdn.sources.settings import CLOUDFLARE_R2, check_r2_template
+from bdn.sources.settings import AZURE, CLOUDFLARE_R2, COREWEAVE, UpstreamSettings, check_template
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, ORGANISATION_PATTERN
 from bdn.wire.location_schema import Delivery
 
@@ -72,7 +73,9 @@ class MirrorSettings(FileSettings):
     secrets_dir: Path | None = None
     secrets_organisations: Annotated[str, AfterValidator(_check_organisations)] = ""  # beside the default
     secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
-    r2_endpoint_url: Annotated[str, AfterValidator(check_r2_template)] = CLOUDFLARE_R2
+    r2_endpoint_url: Annotated[str, AfterValidator(check_template)] = CLOUDFLARE_R2
+    azure_endpoint_url: Annotated[str, AfterValidator(check_template)] = AZURE
+    cw_endpoint_url: Annotated[str | None, AfterValidator(_endpoint)] = None  # None means CoreWeave itself
     egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
     issuer_url: Annotated[str, AfterValidator(_issuer_url)] = ""  # "" means no identity tokens
     identity_key_file: Path | None = None  # None means one in the data dir
@@ -119,6 +122,17 @@ class MirrorSettings(FileSettings):
     @property
     def egress(self) -> EgressPolicy:
         return EgressPolicy.parse(self.egress_allow)
+
+    @property
+    def upstreams(self) -> UpstreamSettings:
+        """With the ecosystem's own variables, as the environment has them now."""
+        return UpstreamSettings.from_environment(
+            os.environ,
+            self.egress,
+            r2_endpoint_url=self.r2_endpoint_url,
+            azure_endpoint_url=self.azure_endpoint_url,
+            cw_endpoint_url=self.cw_endpoint_url or COREWEAVE,
+        )
 
     @property
     def is_embedded(self) -> bool:

@@ -66,6 +66,14 @@ from bdn.wire.run_schema import RunOutput, RunOutputReply, RunSpec
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
+from bdn.wire.training_schema import (
+    LogPage,
+    LogQuery,
+    TrainingJob,
+    TrainingJobAnswer,
+    TrainingJobsAnswer,
+    TrainingJobSearch,
+)
 
 
 class MirrorClient(ContentClient):
@@ -201,6 +209,17 @@ class MirrorClient(ContentClient):
     async def record_run_output(self, run: str, rank: int, output: RunOutput) -> RunOutputReply:
         return await self._call(RunOutputReply, "POST", f"/runs/{run}/{rank}/logs", body=output)
 
+    async def training_jobs(self, search: TrainingJobSearch) -> TrainingJobsAnswer:
+        return await self._call(TrainingJobsAnswer, "POST", "/v1/training_jobs/search", body=search)
+
+    async def training_log(self, project_id: str, job_id: str, query: LogQuery) -> LogPage:
+        return await self._call(LogPage, "POST", f"{_job_path(project_id, job_id)}/logs", body=query)
+
+    async def stop_training_job(self, project_id: str, job_id: str) -> TrainingJob:
+        """Returns at once; the job ends once its ranks have. A job that has ended stays as it is."""
+        path = f"{_job_path(project_id, job_id)}/stop"
+        return (await self._call(TrainingJobAnswer, "POST", path)).training_job
+
     async def named(self, of: str) -> Named:
         return await self._call(Named, "GET", "/names", params={"of": of})
 
@@ -243,6 +262,10 @@ class MirrorClient(ContentClient):
 
     async def restore(self, request: RestorationRequest) -> Items[RestoredItem]:
         return await self._call(Items[RestoredItem], "POST", "/restorations", body=request)
+
+
+def _job_path(project_id: str, job_id: str) -> str:
+    return f"/v1/training_projects/{quote(project_id, safe='')}/jobs/{quote(job_id, safe='')}"
 
 
 class AgentClient(ServiceClient):

@@ -468,7 +468,7 @@ class TimedProtocol(H11Protocol):
         (self.below or self.transport).abort()
 
     def _parse(self) -> None:
-        """Parse as much as the application requested. The rest stays buffered, and reading pauses."""
+        """Parse as much as the application requested. The remainder stays buffered, and reading pauses."""
         if self.transport.is_closing():
             return
         if count := self._parsable():
@@ -515,7 +515,7 @@ class TimedProtocol(H11Protocol):
         self._parse()
 
     async def _drop(self, most: int) -> None:
-        """Drop the rest of a body unparsed, at most ``most`` bytes, within the request's time."""
+        """Drop the remainder of a body unparsed, at most ``most`` bytes, within the request's time."""
         self._is_untimed = False
         self._watch()
         self._droppable = min(most, self._body_left) - len(self._unread)

@@ -45,7 +45,7 @@ Params = Mapping[str, str | list[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """``headers`` ignore the case of names."""
+    """``headers`` is a mapping that ignores the case of names."""
 
     status: int
     headers: Mapping[str, str]

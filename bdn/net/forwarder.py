@@ -37,22 +37,18 @@ class Forwarder:
     The service gets the client's authority in ``BDN-Forwarded-Host``, and ``headers``. All other requests go to their
     own hosts, as a proxy sends them. Proxies of this process's environment are used for both.
 
-    ``told`` is called with the error of each request that does not reach the service; the client gets a 502.
+    ``on_error`` is called with the error of each request that does not reach the service; the client gets a 502.
     """
 
     url: str
     names: Collection[str]
     headers: Mapping[str, str] = field(default_factory=dict)
     authorities: Authorities = field(default_factory=Authorities)
-    told: Callable[[BdnError], None] = lambda _: None
+    on_error: Callable[[BdnError], None] = lambda _: None
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """Listen on a free port of loopback until the block ends. Yields the proxy's address.
-
-        Raises ``InvalidRequestError``: a proxy of the environment cannot be used.
-        """
-        check_proxies()
+        """Listen on a free port of loopback until the block ends. Yields the proxy's address."""
         async with asyncio.TaskGroup() as group:
             clients: set[asyncio.Task[None]] = set()
 
@@ -70,7 +66,6 @@ class Forwarder:
                     task.cancel()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward the connection's only request."""
         with closing(writer), suppress(ConnectionError):
             try:
                 method, url, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
@@ -83,7 +78,7 @@ class Forwarder:
                 await _answer(writer, "400 Bad Request", refusal)
                 return
             except BdnError as error:
-                self.told(error)
+                self.on_error(error)
                 await _answer(writer, "502 Bad Gateway", error)
                 return
             with closing(upstream[1]):
@@ -109,7 +104,8 @@ class Forwarder:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection on which the head of the request was sent.
 
-        Raises ``ServiceUnreachableError``, or ``UpstreamUnavailableError`` for other hosts.
+        Raises ``ServiceUnreachableError``, ``UpstreamUnavailableError`` for other hosts, or ``InvalidRequestError`` for
+        a proxy that cannot be used.
         """
         address = f"{url.scheme}://{url.netloc}"
         proxy = _proxy_of(url)
@@ -160,11 +156,15 @@ def _parsed(head: bytes) -> tuple[str, SplitResult, dict[str, str]]:
 
 
 def _proxy_of(url: SplitResult) -> SplitResult | None:
-    """The environment's proxy for this URL; None: connect directly."""
+    """The environment's proxy for this URL; None: connect directly.
+
+    Raises ``InvalidRequestError``: it cannot be used.
+    """
     host, known = url.hostname or "", getproxies_environment()
     address = known.get(url.scheme) or known.get("all")
     if not address or is_loopback(host) or proxy_bypass(url.netloc):
         return None
+    check_proxies()
     return urlsplit(address if "://" in address else f"http://{address}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bdn.core.errors import UpstreamUnavailableError
+from bdn.net.http1.connection import DowngradeError
 
 _NO_SUCH_NAME: Final = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
@@ -24,6 +25,8 @@ class UpstreamHostUnknownError(UpstreamUnavailableError):
 
 def unreachable(source: str, reason: str, error: BaseException) -> UpstreamUnavailableError:
     """Map a network failure of any client by its root cause. ``reason`` must not contain a signed address."""
+    if isinstance(error, DowngradeError):
+        return UpstreamUntrustedError(source, reason)
     for cause in _causes(error):
         # Not aiohttp's error of the same class, which has no ``verify_message``.
         if isinstance(cause, ssl.SSLCertVerificationError) and hasattr(cause, "verify_message"):

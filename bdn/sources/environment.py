@@ -13,7 +13,7 @@ from bdn.sources.settings import FALSE, S3_ADDRESSING, TRUE
 
 _AWS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
 _GOOGLE: Final = ("BDN_GOOGLE_STS_URL", "BDN_GOOGLE_IAM_URL", "BDN_GOOGLE_TOKEN_URL")
-_ADDRESSES: Final[Mapping[Scheme, tuple[str, ...]]] = {"hf": ("HF_ENDPOINT",), "s3": _AWS, "r2": (), "gs": _GOOGLE}
+_ADDRESSES: Final[Mapping[Scheme, tuple[str, ...]]] = {"hf": ("HF_ENDPOINT",), "s3": _AWS, "gs": _GOOGLE}
 _KEYS: Final[Mapping[Scheme, tuple[str, ...]]] = {
     "hf": ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -21,6 +21,7 @@ _KEYS: Final[Mapping[Scheme, tuple[str, ...]]] = {
 _AUTHORITIES: Final[Mapping[Scheme, tuple[str, ...]]] = {
     "s3": ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"),
     "r2": ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"),
+    "cw": ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"),
     "gs": ("AWS_CA_BUNDLE",),
 }
 _SECONDS: Final = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")  # huggingface_hub reads them at import
@@ -50,7 +51,7 @@ def check_environment(scheme: Scheme, environ: Mapping[str, str] = os.environ) -
                 raise InvalidRequestError(f"{name}: must be a whole number of seconds (it is {value!r})")
     check_proxies()
     check_authorities(environ, *_AUTHORITIES.get(scheme, ()))
-    for name in _ADDRESSES[scheme]:
+    for name in _ADDRESSES.get(scheme, ()):
         if (value := environ.get(name)) and not is_address(value):
             shown = "" if "@" in value else f" (it is {value!r})"
             raise InvalidRequestError(f"{name}: must be an http or https address, such as https://host:9000{shown}")

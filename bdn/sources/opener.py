@@ -24,6 +24,9 @@ _OPENERS: Final[Mapping[Scheme, str]] = {
     "hf": "bdn.sources.huggingface.source:open_hugging_face",
     "s3": "bdn.sources.s3.source:open_s3",
     "r2": "bdn.sources.s3.source:open_s3",
+    "azure": "bdn.sources.azure.source:open_azure",
+    "https": "bdn.sources.https.source:open_https",
+    "cw": "bdn.sources.s3.source:open_s3",
     "gs": "bdn.sources.gcs.source:open_gcs",
 }
 

@@ -11,6 +11,8 @@ from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 DEFAULT_REGION: Final = "us-east-1"
 HUGGING_FACE: Final = "https://huggingface.co"
 CLOUDFLARE_R2: Final = "https://{account}[.jurisdiction].r2.cloudflarestorage.com"
+COREWEAVE: Final = "https://cwobject.com"
+AZURE: Final = "https://{account}.blob.core.windows.net"
 TRUE: Final = ("1", "true", "yes", "on")
 FALSE: Final = ("0", "false", "no", "off")
 S3_ADDRESSING: Final = ("auto", "path", "virtual")
@@ -42,7 +44,9 @@ class UpstreamSettings:
     s3_credentials: S3Credentials | None = None
     s3_requester_pays: bool = False
     s3_addressing: str = "auto"  # or "path", "virtual"
-    r2_endpoint_url: str = CLOUDFLARE_R2  # a setting of BDN; for placeholders see ``r2_address``
+    r2_endpoint_url: str = CLOUDFLARE_R2  # a setting of BDN; for placeholders see ``account_address``
+    cw_endpoint_url: str = COREWEAVE  # a setting of BDN
+    azure_endpoint_url: str = AZURE  # a setting of BDN; for placeholders see ``account_address``
     sts_endpoint_url: str | None = None  # None is AWS itself, in the region that the request names
     google_sts_url: str = GOOGLE_STS
     google_iam_url: str = GOOGLE_IAM
@@ -57,7 +61,10 @@ class UpstreamSettings:
         cls,
         environ: Mapping[str, str],
         egress: EgressPolicy = PUBLIC_INTERNET,
+        *,
         r2_endpoint_url: str = CLOUDFLARE_R2,
+        cw_endpoint_url: str = COREWEAVE,
+        azure_endpoint_url: str = AZURE,
     ) -> Self:
         """Read the ecosystem's own variables; an empty one counts as unset.
 
@@ -81,6 +88,8 @@ class UpstreamSettings:
             s3_requester_pays=(first("BDN_SOURCE_S3_REQUESTER_PAYS") or "").lower() in TRUE,
             s3_addressing=(first("BDN_SOURCE_S3_ADDRESSING") or "auto").lower(),
             r2_endpoint_url=r2_endpoint_url,
+            cw_endpoint_url=cw_endpoint_url,
+            azure_endpoint_url=azure_endpoint_url,
             sts_endpoint_url=(first("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL") or "").rstrip("/") or None,
             google_sts_url=first("BDN_GOOGLE_STS_URL") or GOOGLE_STS,
             google_iam_url=(first("BDN_GOOGLE_IAM_URL") or GOOGLE_IAM).rstrip("/"),
@@ -113,7 +122,7 @@ def _address(text: str) -> str:
     return (text if "://" in text else f"http://{text}").rstrip("/")
 
 
-def r2_address(template: str, account: str, jurisdiction: str) -> str:
+def account_address(template: str, account: str, jurisdiction: str = "") -> str:
     """Fill in ``{account}``, ``{jurisdiction}`` and ``[.jurisdiction]``.
 
     Without a jurisdiction the last two become empty, dot included. A template without placeholders is the address.
@@ -123,10 +132,10 @@ def r2_address(template: str, account: str, jurisdiction: str) -> str:
     return filled.replace("{jurisdiction}", jurisdiction).replace("{account}", account)
 
 
-def check_r2_template(template: str) -> str:
+def check_template(template: str) -> str:
     """The template without a final slash. Raises ``ValueError`` if it does not become an address."""
-    parts = urlsplit(r2_address(template, "account", "eu"))
+    parts = urlsplit(account_address(template, "account", "eu"))
     is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
     if not is_address or "@" in parts.netloc or "{" in parts.geturl():
-        raise ValueError(f"must be an http or https address, with placeholders as in {CLOUDFLARE_R2}")
+        raise ValueError(f"must be an http or https address, with placeholders as in {CLOUDFLARE_R2} or {AZURE}")
     return template.rstrip("/")

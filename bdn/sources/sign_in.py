@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,6 +36,46 @@ def hugging_face_token(secret: Secret) -> str:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise SecretMalformedError(secret.name, "is not a plain Hugging Face token (hf_…), without quotes or JSON")
     return token
+
+
+def http_authorization(secret: Secret) -> str:
+    """The value of an ``Authorization`` header, from ``{"bearer_token": …}`` or ``{"username": …, "password": …}``.
+
+    Raises ``SecretMalformedError``: not a JSON object, a key is missing, or the token is not one printable word.
+    """
+    document = _json_object(secret, '{"bearer_token": …} or {"username": …, "password": …}')
+    if "bearer_token" in document:
+        token = _required(secret, document, "bearer_token").strip()
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            raise SecretMalformedError(secret.name, 'has a "bearer_token" that is not one printable word')
+        return f"Bearer {token}"
+    pair = f"{_required(secret, document, 'username')}:{_required(secret, document, 'password')}"
+    return f"Basic {b64encode(pair.encode()).decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class AzureSecret:
+    """Either the key of a storage account, or a SAS token, without its question mark."""
+
+    account_key: bytes | None = field(default=None, repr=False)
+    sas_token: str = field(default="", repr=False)
+
+
+def azure_secret(secret: Secret) -> AzureSecret:
+    """From ``{"account_key": …}`` or ``{"sas_token": …}``.
+
+    Raises ``SecretMalformedError``: not a JSON object, no key, or a value that cannot be one.
+    """
+    document = _json_object(secret, '{"account_key": …} or {"sas_token": …}')
+    if "sas_token" in document:
+        token = _required(secret, document, "sas_token").strip().removeprefix("?")
+        if not re.fullmatch(r"[!-~]+", token) or "sig=" not in token or "#" in token:
+            raise SecretMalformedError(secret.name, 'has a "sas_token" that is not one, such as sv=…&sig=…')
+        return AzureSecret(sas_token=token)
+    try:
+        return AzureSecret(b64decode(_required(secret, document, "account_key"), validate=True))
+    except ValueError:
+        raise SecretMalformedError(secret.name, 'has an "account_key" that is not base64') from None
 
 
 def s3_credentials(secret: Secret) -> S3Credentials:

@@ -9,7 +9,6 @@ from bdn.core.chunk import ByteRange
 from bdn.core.errors import SourceChangedError
 from bdn.core.source.upstream import Checksum, Location
 from bdn.net.http1.answer import Answer
-from bdn.net.http1.connection import DowngradeError
 from bdn.net.http1.pool import NETWORK_ERRORS
 from bdn.transfer.ranged import RangedReader, RangeRead, RangeRequest, check_head, other_size, plain_etag
 
@@ -55,7 +54,7 @@ class InOrderReader:
         reading = RangeRead(self._ranges, location, whole, buffer, goes_on or (lambda _: True))
         try:
             self._read(reading, request.range)
-        except (DowngradeError, *NETWORK_ERRORS) as error:
+        except NETWORK_ERRORS as error:
             self.close()
             reading.fail(error)
         except BaseException:

@@ -24,16 +24,9 @@ from bdn.core.errors import (
 from bdn.core.pace.retry import Persistence, ResumePolicy, StallPolicy
 from bdn.core.source.upstream import Checksum, Headers, Location
 from bdn.net.http1.answer import Answer, Clock, StalledError
-from bdn.net.http1.connection import (
-    REDIRECT_BODY_LIMIT,
-    REDIRECT_LIMIT,
-    REDIRECTS,
-    DowngradeError,
-    ProtocolError,
-    follow,
-)
+from bdn.net.http1.connection import ProtocolError
 from bdn.net.http1.pool import NETWORK_ERRORS, ConnectionPool, reason_of
-from bdn.net.unreachable import UpstreamUntrustedError, unreachable
+from bdn.net.unreachable import unreachable
 from bdn.wire.http_fields import format_range, parse_content_range, parse_retry_after
 
 
@@ -84,6 +77,8 @@ def check_head(answer: Answer, location: Location, request: RangeRequest, wanted
         raise _refusal_told(answer, location) or _error_for(answer.status, headers, request)
     if location.etag is not None and plain_etag(headers) != location.etag.removeprefix("W/").strip('"'):
         raise SourceChangedError(request.source, request.path, "its ETag changed")
+    if location.modified is not None and headers.get("last-modified") != location.modified:
+        raise SourceChangedError(request.source, request.path, "its Last-Modified changed")
 
 
 def other_size(request: RangeRequest, found: str) -> SourceChangedError:
@@ -209,8 +204,6 @@ class RangeRead:
                     raise
                 if self.request.is_whole:  # a server without ranges cannot resume the file, but can send it again
                     self.done, self.first = 0, None
-            except DowngradeError as error:
-                self.fail(error)
             except NETWORK_ERRORS as error:
                 persistence = persistence or Persistence(self.reader.resume, self.reader.stall)
                 gained, stalled = self.done - before, isinstance(error, StalledError)
@@ -238,16 +231,11 @@ class RangeRead:
     @contextmanager
     def answered(self, headers: Mapping[str, str], expected: int) -> Iterator[Answer]:
         """The answer at the end of the redirects, with a body of about ``expected`` bytes."""
-        url, sent = self.location.url, dict(headers)
-        for _ in range(REDIRECT_LIMIT + 1):
-            self.asked = url
-            with self.reader.connections.get(url, sent, expected) as answer:
-                if answer.status not in REDIRECTS:
-                    yield answer
-                    return
-                answer.read(REDIRECT_BODY_LIMIT)
-                url, sent = follow(url, sent, answer.headers)
-        raise self.unavailable(f"more than {REDIRECT_LIMIT} redirects")
+        with self.reader.connections.following("GET", self.location.url, headers, expected, self._note) as answer:
+            yield answer
+
+    def _note(self, url: str) -> None:
+        self.asked = url
 
     def _missing(self) -> ByteRange | None:
         """The range to request; None requests the whole file without a Range."""
@@ -285,10 +273,6 @@ class RangeRead:
 
     def fail(self, error: Exception) -> NoReturn:
         """Raise our error without the cause, whose message may contain a signed address."""
-        if isinstance(error, DowngradeError):
-            raise UpstreamUntrustedError(
-                self.request.source, f"{self.request.path}: it redirects from https to http"
-            ) from None
         reason = f"{self.request.path}: {self._host}{reason_of(error)}"
         raise unreachable(self.request.source, reason, error) from None
 

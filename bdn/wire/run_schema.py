@@ -80,8 +80,6 @@ class RunReport(BaseModel):
 
 
 class RegistryLogin(BaseModel):
-    """The login of an image's registry."""
-
     registry: str
     username: str
     password: Annotated[str, Field(repr=False)]

@@ -21,7 +21,7 @@ _MOST_TRAILERS: Final = 16
 
 
 def part_number(text: str | None) -> int:
-    """Raises ``InvalidRequestError``."""
+    """From 1 to 10,000, as S3 has it. Raises ``InvalidRequestError`` otherwise."""
     if text is None or not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MOST_NUMBER:
         raise InvalidRequestError(f"partNumber is a number from 1 to {_MOST_NUMBER}")
     return int(text)

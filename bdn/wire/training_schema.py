@@ -123,7 +123,6 @@ class Accelerator(GrowingModel):
 
 
 def _bytes_of(value: object) -> object:
-    """Sizes are written as ``8Gi``. Raises ``ValueError``."""
     if isinstance(value, str):
         parse_size(value)
     return value
@@ -157,7 +156,6 @@ class CheckpointingConfig(GrowingModel):
 
     @property
     def size_bytes(self) -> int | None:
-        """None: as much as the node gives."""
         return None if self.volume_size_gib is None else self.volume_size_gib * _GIB
 
 
@@ -232,7 +230,6 @@ class Runtime(GrowingModel):
 
     @property
     def secrets(self) -> dict[str, str]:
-        """The names of secrets by variable."""
         given = (self.environment_variables or {}).items()
         return {name: value.name for name, value in given if isinstance(value, SecretReference)}
 
@@ -257,7 +254,7 @@ class TrainingJobSpec(GrowingModel):
 
     @property
     def places(self) -> JobPlaces:
-        """Raises ``InvalidMountError``."""
+        """The job's directories with normalised paths. Raises ``InvalidMountError``."""
         runtime = self.runtime
         cache, loading, checkpointing = runtime.cache, runtime.loading, runtime.checkpointing
         return JobPlaces(
@@ -284,7 +281,7 @@ class TrainingJobSpec(GrowingModel):
         return sorted({*self.runtime.secrets.values(), *([login[1]] if login else [])})
 
     def sources(self) -> list[WeightsSource]:
-        """The weights. Raises ``CallerError``."""
+        """The weights to mirror. Raises ``CallerError`` for an invalid or a surplus one."""
         if len(self.weights or ()) > SOURCES_LIMIT:
             raise InvalidRequestError(
                 f"{len(self.weights or ())} sources are too many for one job; the limit is {SOURCES_LIMIT}"
@@ -315,8 +312,6 @@ _SPEC_EXAMPLE: Final[dict[str, JsonValue]] = {
 
 
 class TrainingJobRequest(GrowingModel, json_schema_extra={"examples": [{"training_job": _SPEC_EXAMPLE}]}):
-    """The body of ``truss train push``."""
-
     training_job: TrainingJobSpec
 
 
@@ -404,7 +399,7 @@ class ProjectName(BaseModel):
 
 
 class User(BaseModel):
-    """Tokens have no users."""
+    """The user of a job: always without an address, because tokens have no users."""
 
     email: str | None = None
 

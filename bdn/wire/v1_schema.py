@@ -1,4 +1,4 @@
-"""Documents of ``/v1`` beside those of jobs, as clients of Baseten read them. Requests ignore unknown fields."""
+"""Documents of ``/v1`` about everything but jobs, as clients of Baseten read them. Requests ignore unknown fields."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -59,7 +59,7 @@ class SecretUpsert(BaseModel, json_schema_extra={"examples": [{"name": "hf_token
 
 
 class NamedSecret(BaseModel):
-    """A secret without its value. The id stays that of the name, also for later values."""
+    """A secret without its value. The id depends on the name alone, so a new value keeps it."""
 
     id: str
     created_at: datetime
@@ -87,14 +87,14 @@ class TeamsAnswer(BaseModel):
 
 
 class CapacityAnswer(BaseModel):
-    """BDN has no limits of GPU capacity."""
+    """Always empty: BDN has no limits of GPU capacity."""
 
     gpu_capacities: Annotated[list[str], Field(max_length=0)] = []
     team_gpu_capacities: Annotated[list[str], Field(max_length=0)] = []
 
 
 class AuthCodesAnswer(BaseModel):
-    """No job has an interactive session."""
+    """Always empty: jobs have no interactive sessions."""
 
     auth_codes: Annotated[list[str], Field(max_length=0)] = []
 
@@ -148,7 +148,7 @@ class Sample(BaseModel):
 
 
 class StorageSeries(BaseModel):
-    """``utilization`` is between 0 and 1."""
+    """Use of a file system over time; ``utilization`` is between 0 and 1."""
 
     usage_bytes: list[Sample] = []
     utilization: list[Sample] = []

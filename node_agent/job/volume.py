@@ -120,7 +120,7 @@ class Volume:
         return sum(folder.size for folder in self.folders)
 
     def open(self) -> None:
-        """Blocking. Raises ``DiskFailedError``."""
+        """Open the folders and the journal. Blocking. Raises ``DiskFailedError``."""
         for folder in self.folders:
             folder.open()
         if self.checkpoints is not None:

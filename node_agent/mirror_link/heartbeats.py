@@ -37,7 +37,7 @@ _MOST_BYTES: Final = 512 * 1024  # of one heartbeat's holdings, and again of its
 
 
 class ChangeSignal:
-    """Counts changes and wakes the heartbeats to report them. Call ``tell`` on the event loop."""
+    """Counts changes and wakes the heartbeats to report them. Not thread-safe: use on the event loop."""
 
     def __init__(self) -> None:
         self.beat: Callable[[], Awaitable[None]] | None = None  # set by ``Heartbeats``

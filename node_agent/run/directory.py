@@ -1,7 +1,7 @@
 """The directory of a rank on this node: what its container reads and writes, and what only the agent does.
 
-``shared`` is visible in the container at ``/b10/run``, where the job may put anything: the agent follows no link there
-and believes nothing that would let it signal another process. The other files are the agent's alone.
+``shared`` is visible in the container at ``/b10/run``. A job may put anything there, so the agent follows no link in it,
+and ids of processes are outside. The other files are the agent's alone.
 """
 
 import os
@@ -113,12 +113,12 @@ class RunDirectory:
         return os.path.lexists(self.shared / "go")
 
     def go(self) -> None:
-        """Let the commands start. Blocking. Raises ``DiskFailedError``."""
+        """Let the commands of the rank start. Idempotent. Blocking. Raises ``DiskFailedError``."""
         with disk_errors(self.shared), suppress(FileExistsError):
             os.close(os.open(self.shared / "go", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
     def write_login(self, content: str) -> None:
-        """Blocking. Raises ``DiskFailedError``."""
+        """Write the registry's login for the engine alone. Blocking. Raises ``DiskFailedError``."""
         with disk_errors(self.login):
             self.login.mkdir(mode=_PRIVATE, exist_ok=True)
             _write_private(self.login / "config.json", content)

@@ -35,7 +35,7 @@ _PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest
 def cut(content: bytes, *, is_end: bool) -> tuple[list[bytes], int]:
     """The lines of ``content`` for one batch, and how many of its bytes they take.
 
-    A line over 64 KiB is split between two characters. The rest without a newline is left, unless the output ends.
+    A line over 64 KiB is split between two characters. A remainder without a newline is left, unless the output ends.
     """
     lines, at = list[bytes](), 0
     while at < len(content) and len(lines) < LINES_AT_ONCE - 1:  # and a note
@@ -94,7 +94,6 @@ class OutputSender:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the mark
 
     def load(self) -> None:
-        """Continue after an earlier agent. Blocking."""
         with suppress(OSError, ValidationError):
             self._mark = _Mark.model_validate_json(self.directory.sent.read_bytes())
 

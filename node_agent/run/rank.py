@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from json import dumps
 from math import inf
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError, ScratchFullError, single_error
@@ -44,14 +44,18 @@ _AGAIN_SECONDS: Final = 10.0  # after a failed cleanup
 _DRAIN_SECONDS: Final = 2.0  # between two reports about checkpoints
 # Until the mirror gives the job up: a full cache has room again when another job ends.
 _POLICY: Final = RetryPolicy(inf, longest_seconds=20.0)
-_FOLDERS: Final = {"workspace": 0o755, "tmp": 0o1777, "home": 0o700, "scratch": 0o755}  # of a job volume's scratch
+_FOLDERS: Final = {
+    "workspace": 0o755,
+    "tmp": 0o1777,
+    "home": 0o700,
+    "scratch": 0o755,
+    "loaded": 0o755,
+}  # of a job volume's scratch
 _DOCKER_HUB: Final = "https://index.docker.io/v1/"  # as docker spells docker.io
 
 
 @dataclass(frozen=True)
 class NodeServices:
-    """What ranks use of their node."""
-
     client: MirrorClient
     volumes: JobVolumes
     stages: StageService
@@ -203,7 +207,7 @@ class Rank:
         return record
 
     async def _reserved(self) -> tuple[RunRecord, RunSpec]:
-        """Run directory and job volume."""
+        """Fetch the rank's spec, and create its run directory and job volume."""
         try:
             spec = await self._services.run_spec(self.run, self.rank)
         except BdnError as error:
@@ -286,6 +290,8 @@ class Rank:
                 yield Bind(Path(caches.huggingface), spec.caches.huggingface, is_writable=True)
         for place, path in shown.items():
             yield Bind(path, place)
+        if spec.loaded is not None and not any(PurePosixPath(place).is_relative_to(spec.loaded) for place in shown):
+            yield Bind(scratch / "loaded", spec.loaded)  # empty: nothing was loaded
 
     def _launch(self, spec: RunSpec, record: RunRecord, container: Container) -> None:
         if record.launcher != "bwrap" and spec.image is None:
@@ -311,19 +317,22 @@ class Rank:
                 await self._clean()  # not later: the mirror may take no output for hours
 
     async def _send_output(self) -> None:
+        complaint = ""
         while True:
             is_ended = self._is_ended
             try:
                 if await self._output.send_next(is_end=is_ended):
                     continue
             except BdnError as error:  # the job may do with its file what it likes
-                logger.warning("cannot read the output of rank %s: %s", self.name, error)
+                if str(error) != complaint:
+                    logger.warning("cannot read the output of rank %s: %s", self.name, error)
+                complaint = str(error)
             if is_ended:
                 return
             await asyncio.sleep(3 * _LOOK_SECONDS)
 
     async def _watch(self, process: ContainerProcess, record: RunRecord) -> None:
-        """Until the container has ended."""
+        """Report states and pass on commands until the container has ended; then note why."""
         loop = asyncio.get_running_loop()
         stopped_at: float | None = None
         while await in_thread(process.is_alive):
@@ -375,7 +384,8 @@ class Rank:
 
     async def _remove_container(self) -> None:
         if (record := await in_thread(self.directory.record)) is not None:
-            await in_thread(container_of(self.directory, record).remove)
+            if record.boot == boot_id() or record.launcher != "bwrap":  # no process of an earlier boot is ours
+                await in_thread(container_of(self.directory, record).remove)
             await in_thread(self.directory.remove_login)
 
     async def _repeat(self, work: Callable[[], Awaitable[object]]) -> None:

@@ -56,24 +56,22 @@ class Runs:
 
     async def run(self, command: RunCommand, tell: Callable[[Report], None]) -> None:
         """Carry out a command of the mirror; returns once it is answered."""
-        key, command_id = (command.run, command.rank), f"run:{command.run}:{command.rank}:{command.want}"
+        key = command.run, command.rank
         rank = self._ranks.get(key)
         if rank is None and command.want == "go":
-            tell(Report(id=command_id, run=RunReport(run=command.run, rank=command.rank, state="LOST")))
+            tell(Report(id=command.id, run=RunReport(run=command.run, rank=command.rank, state="LOST")))
             return
         # Also for a stop: an agent killed while it made the directory anew leaves volume and stage without one.
         rank = rank or self._begin(*key)
         self._commanded[key] += 1
         try:
-            await self._carry_out(command, rank, command_id, tell)
+            await self._carry_out(command, rank, tell)
         finally:
             self._commanded[key] -= 1
             if not self._commanded[key]:
                 del self._commanded[key]
 
-    async def _carry_out(
-        self, command: RunCommand, rank: Rank, command_id: str, tell: Callable[[Report], None]
-    ) -> None:
+    async def _carry_out(self, command: RunCommand, rank: Rank, tell: Callable[[Report], None]) -> None:
         if command.want == "go":
             await rank.go()
         elif command.want == "stop":
@@ -83,7 +81,7 @@ class Runs:
         while True:
             changed, report = rank.changed, rank.report()
             if report != told:
-                tell(Report(id=command_id, run=report))
+                tell(Report(id=command.id, run=report))
                 self._news.wake()
             if report.state in answers:
                 return
@@ -104,7 +102,7 @@ class Runs:
         self._background.start(self._look_up(), "runs that are over")
 
     def _found(self) -> list[RunRecord]:
-        """Of whole directories; the others are removed."""
+        """The records of whole directories. Removes the others. Blocking."""
         with disk_errors(self._root):
             make_folder(self._root, _PRIVATE)
             paths = [path for path in sorted(self._root.iterdir()) if path.name != _TRASH]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 from bdn.core.source.upstream import Source
 from bdn.core.source.uri import BucketUri, parse_source
@@ -69,7 +69,8 @@ class S3Like:
     account: Account
     stranger: Account
     make_bucket: Callable[[str, bool], FilledBucket]  # by name, and whether everybody may read it
-    r2_account: str = ""  # then its sources are r2's
+    scheme: Literal["s3", "r2", "cw"] = "s3"
+    r2_account: str = ""
 
     def bucket(self, *, public: bool = False) -> FilledBucket:
         """A new, empty one."""
@@ -77,7 +78,7 @@ class S3Like:
 
     def open(self, bucket: str, prefix: str = "", account: Account | None = None, organisation: str = "acme") -> Opened:
         """A source; without an account anonymously."""
-        uri = BucketUri("r2" if self.r2_account else "s3", bucket, prefix, self.r2_account)
+        uri = BucketUri(self.scheme, bucket, prefix, self.r2_account)
         secret = Secret("bucket-keys", keys_of(account)) if account else None
         return open_source(uri, SourceContext(organisation, self.settings, secret))
 

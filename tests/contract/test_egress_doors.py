@@ -72,6 +72,11 @@ async def by_gcs(url: str, policy: EgressPolicy) -> None:
     await survey("gs://bucket", UpstreamSettings(gcs_endpoint_url=url, egress=policy))
 
 
+async def by_requests(url: str, policy: EgressPolicy) -> None:
+    """Of sources without a client library, redirects included."""
+    await survey("azure://account/container", UpstreamSettings(azure_endpoint_url=url, egress=policy))
+
+
 async def by_sts(url: str, policy: EgressPolicy) -> None:
     role = AwsWebIdentity(AwsRole("arn:aws:iam::123456789012:role/reader", "us-east-1", "bdn"), ASSERTION)
     context = SourceContext("acme", UpstreamSettings(sts_endpoint_url=url, egress=policy))
@@ -102,7 +107,7 @@ async def by_aiohttp(url: str, policy: EgressPolicy) -> None:
 
 
 FOLLOWING = (by_hub, by_aiohttp)  # they follow redirects themselves, and take plain http to a proxy
-DOORS = (by_ranges, by_s3, by_gcs, by_sts, by_google_sts, by_key_of_a_service_account, *FOLLOWING)
+DOORS = (by_ranges, by_requests, by_s3, by_gcs, by_sts, by_google_sts, by_key_of_a_service_account, *FOLLOWING)
 every_door = pytest.mark.parametrize("door", DOORS)
 
 WRITTEN = (
@@ -198,7 +203,7 @@ async def test_a_redirect_to_a_refused_address_is_not_followed(
     door: Door, names: Names, attempts: list[str], allowed: Origin, answers: list[Answer], status: int
 ) -> None:
     names.say("hub.example", ["127.0.0.2"])
-    expected = EgressRefusedError if door in (by_ranges, by_gcs, *FOLLOWING) else Exception
+    expected = EgressRefusedError if door in (by_ranges, by_requests, by_gcs, *FOLLOWING) else Exception
     with Doorbell("127.0.0.2") as forbidden:  # no test allows it
         for host in ("127.0.0.2", "2130706434", "hub.example", "[::ffff:127.0.0.2]"):
             answers[:] = [Answer(status, {"Location": f"http://{host}:{forbidden.port}/secrets"})]

@@ -24,7 +24,12 @@ from tests.support.network.egress import LOOPBACK
 def r2(s3_server: S3Server) -> S3Like:
     settings = UpstreamSettings(egress=LOOPBACK, r2_endpoint_url=s3_server.url)
     return S3Like(
-        settings, s3_server.account, STRANGER, lambda name, _: s3_server.bucket(f"r2-{name}", region="auto"), "4cc0"
+        settings,
+        s3_server.account,
+        STRANGER,
+        lambda name, _: s3_server.bucket(f"r2-{name}", region="auto"),
+        "r2",
+        "4cc0",
     )
 
 

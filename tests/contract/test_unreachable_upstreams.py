@@ -34,6 +34,7 @@ UPSTREAMS: dict[str, SettingsFor] = {
     "hf://org/model": lambda url: UpstreamSettings(egress=LOOPBACK, hf_endpoint=url),
     "s3://bucket/": lambda url: UpstreamSettings(egress=LOOPBACK, s3_endpoint_url=url),
     "gs://bucket/": lambda url: UpstreamSettings(egress=LOOPBACK, gcs_endpoint_url=url),
+    "azure://account/container": lambda url: UpstreamSettings(egress=LOOPBACK, azure_endpoint_url=url),
 }
 EACH_UPSTREAM = pytest.mark.parametrize(("uri", "settings"), UPSTREAMS.items(), ids=lambda value: str(value)[:2])
 

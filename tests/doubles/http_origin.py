@@ -5,6 +5,7 @@ import gzip
 import os
 import re
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +56,13 @@ class Origin:
     """
 
     def __init__(
-        self, name: str, responder: Responder, *, log: RequestLog | None = None, script: Script | None = None
+        self,
+        name: str,
+        responder: Responder,
+        *,
+        log: RequestLog | None = None,
+        script: Script | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self.responder = responder
@@ -68,7 +75,10 @@ class Origin:
         self._active = 0
         self._counting = Lock()
         self._server = _Server(self)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        port = self._server.server_address[1]
+        self.url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     def fail(self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0) -> None:

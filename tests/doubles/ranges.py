@@ -2,7 +2,7 @@
 
 from contextlib import closing
 from dataclasses import dataclass
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPSConnection
 from urllib.parse import urljoin, urlsplit
 
 from bdn.core.source.upstream import Location
@@ -29,7 +29,8 @@ def _read(url: str, headers: dict[str, str]) -> RangeAnswer:
     while True:
         parts = urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
-        with closing(HTTPConnection(parts.hostname or "", parts.port)) as connection:
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        with closing(kind(parts.hostname or "", parts.port)) as connection:
             connection.request("GET", target, headers=headers)
             response = connection.getresponse()
             answered = {name.lower(): value for name, value in response.getheaders()}

@@ -79,11 +79,11 @@ else:
 """
 RESUMED: Final = """
 import os, pathlib
-found = sorted(pathlib.Path(os.environ["BT_LOAD_CHECKPOINT_DIR"]).rglob("step"))
+found = sorted(pathlib.Path(os.environ["BT_LOAD_CHECKPOINT_DIR"]).rglob("model.pt"))
 step = int(found[-1].read_text()) + 1 if found else 1
 folder = pathlib.Path(os.environ["BT_CHECKPOINT_DIR"], f"checkpoint-{step}")
 folder.mkdir()
-(folder / "step").write_text(str(step))
+(folder / "model.pt").write_text(str(step))
 print("step", step)
 """
 

@@ -13,6 +13,7 @@ from node_agent.embedded import open_embedded_agent
 from tests.support.agent.mounts import unmounting
 from tests.support.agent.process import Program
 from tests.support.agent.runs import SCRATCH_BYTES, RunMirror, command_lines, left_of_runs, needs_bwrap, tar_of
+from tests.support.content.noise import MIB, noise
 from tests.support.mirror.process import ServingProcess
 from tests.support.waiting import until
 
@@ -48,11 +49,12 @@ async def test_rank__staged_and_started__finds_weights_archive_and_environment(
     async with program.daemon():
         mirror.place(
             RUN,
-            "python3 train.py; touch /mnt/bt-scratch/file /tmp/file ~/file && echo $HOME",
+            "python3 train.py; ls -A /tmp/loaded_checkpoints; touch /mnt/bt-scratch/file /tmp/file ~/file && echo $HOME",
             "echo second; exit 3",
             "echo third",
             weights={"/app/model": model},
             archive=tar_of({"train.py": script.encode()}),
+            loaded="/tmp/loaded_checkpoints",
             environment={"NAME": 'it\'s a "name" with $HOME'},
         )
         report = await mirror.ran(RUN)
@@ -117,10 +119,14 @@ async def test_rank__ends_while_agent_is_down__reported_with_all_lines(mirror: R
 async def test_exit_codes__as_a_shell_reports_them__and_background_processes_end(
     mirror: RunMirror, program: Program
 ) -> None:
+    behind = f"sleep 9{os.getpid():07}"  # of no other test that runs now
     cases = {
         "runkilled1": ("kill -9 $$", 137),
         "rununknown": ("nosuchprogram 2>/dev/null", 127),
-        "runbehind1": (f"{FOREVER} & {FOREVER} & echo started", 0),
+        "runbehind1": (
+            f"{behind} & (trap 'echo polite; exit' TERM; touch ready; {behind} & wait) & until [ -e ready ]; do sleep 0.01; done",
+            0,
+        ),
     }
     async with program.daemon():
         codes = {}
@@ -130,7 +136,8 @@ async def test_exit_codes__as_a_shell_reports_them__and_background_processes_end
         await nothing_is_left(program)
 
     assert codes == {run: code for run, (_, code) in cases.items()}
-    assert not [line for line in command_lines() if FOREVER in line]
+    assert mirror.lines("runbehind1") == ["polite"]
+    assert not [line for line in command_lines() if behind in line]
 
 
 async def test_container__killed_from_outside__reported_as_killed(mirror: RunMirror, program: Program) -> None:
@@ -247,7 +254,8 @@ async def test_cache_full__rank_waits_until_another_has_ended(mirror: RunMirror,
         return report is not None and report.error is not None and report.error.code == "CACHE_FULL"
 
     async with program.daemon(BDN_AGENT_CACHE_BYTES=str(SCRATCH_BYTES * 3 // 2), BDN_AGENT_CLUSTER_CACHE_BYTES="0"):
-        mirror.place("runfirst01", "true")
+        model = mirror.publish({"weights": noise(9 * MIB + 1, 2)})
+        mirror.place("runfirst01", "true", weights={"/app/model": model})
         await mirror.reached("runfirst01", "STAGED")
         mirror.place(RUN, "true")
         await until(is_waiting)
@@ -255,6 +263,30 @@ async def test_cache_full__rank_waits_until_another_has_ended(mirror: RunMirror,
         assert (await mirror.reached(RUN, "STAGED")).error is None
         mirror.want(RUN, "stop")
         await mirror.reached(RUN, "ENDED", "stop")
+
+
+async def test_gpus__of_another_rank__are_not_given_again_also_after_a_kill(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon(BDN_AGENT_GPU="H200:2") as agent:
+        mirror.place(RUN, "true", gpus=1)
+        await mirror.reached(RUN, "STAGED")
+        await agent.kill()
+    async with program.daemon(BDN_AGENT_GPU="H200:2"):
+        mirror.place("runtwogpus", "true", gpus=2)
+        refused = await mirror.reached("runtwogpus", "ENDED", "stage")
+        mirror.place("runonegpu1", "true", gpus=1)
+        await mirror.reached("runonegpu1", "STAGED")
+        for run in (RUN, "runonegpu1"):
+            mirror.want(run, "stop")
+            await mirror.reached(run, "ENDED", "stop")
+        await nothing_is_left(program)
+
+    assert refused.error is not None
+    assert refused.error.message == "the rank needs 2 GPUs, and 1 of this node are free"
+    capacity = mirror.heartbeats[-1].capacity
+    assert capacity is not None
+    assert (capacity.gpu_type, capacity.gpus) == ("H200", 2)
 
 
 async def test_gpus_taken__rank_waits_until_another_has_ended(mirror: RunMirror, program: Program) -> None:
@@ -372,6 +404,8 @@ async def test_lost__unknown_run_or_another_boot__reported_and_never_started(
         await mirror.reached("runreboot1", "STAGED")
         await agent.kill()
     record = program.root / "runs" / "runreboot1-0" / "spec.json"
+    first = json.loads(record.with_name("info").read_bytes())["child-pid"]
+    os.kill(first, signal.SIGKILL)  # as the end of the machine does
     record.write_text(json.dumps(json.loads(record.read_bytes()) | {"boot": "an earlier one"}))
     async with program.daemon():
         mirror.want("runreboot1", "go")

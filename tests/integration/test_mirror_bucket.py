@@ -99,6 +99,7 @@ async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_se
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setenv("BDN_SECRET_OPERATORS", keys_of(server.account))
+    monkeypatch.setenv("BDN_AZURE_ENDPOINT_URL", "http://10.0.0.1/{account}")
     server.buckets["weights"].overwrite("bdn2/x", b"beside the store")
     settings: dict[str, Any] = {"auth": "token", "token": "t", "secrets_key": new_key()}
     async with mirror_under_test(tmp_path / "mirror", bearer="t", **settings) as mirror:
@@ -114,6 +115,8 @@ async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_se
                 for dry_run in (False, True):
                     answer = await mirror.post(source(uri, **auth), dry_run=dry_run)
                     assert refusal(answer) == (422, "INVALID_SOURCE"), (uri, auth, answer.text)
+        answer = await mirror.post(source("azure://account/weights/bdn"), dry_run=True)
+        assert refusal(answer) == (422, "EGRESS_REFUSED"), "no store is at Azure"
         beside = "s3://weights/bdn2"
         for name in ("store", "infrastructure", "infrastructure_store", "operators"):
             assert (await mirror.failed(source(beside, **with_secret(name))))["code"] == "SECRET_NOT_FOUND"

@@ -3,15 +3,18 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, quote_plus, urlsplit
 
 import pytest
 
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
+from tests.doubles.azure import ACCOUNT, AzureServer
+from tests.doubles.azure import KEY as AZURE_KEY
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import answer, drop, rate_limited, truncate
 from tests.doubles.hub import Hub
@@ -201,7 +204,17 @@ async def watched(mirror: MirrorUnderTest, *wanted: Json) -> Json:
 
 
 @pytest.fixture
-def places(clouds: Clouds, hub: Hub, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> dict[str, Json]:
+def azure(clouds: Clouds, monkeypatch: pytest.MonkeyPatch) -> Iterator[AzureServer]:
+    with AzureServer() as server:
+        server.clock = clouds.clock
+        monkeypatch.setenv("BDN_AZURE_ENDPOINT_URL", server.url)
+        yield server
+
+
+@pytest.fixture
+def places(
+    clouds: Clouds, hub: Hub, bucket: S3Bucket, azure: AzureServer, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Json]:
     """What every method reads, by the method's name; all secrets but two are in the encrypted table."""
     monkeypatch.setenv("BDN_R2_ENDPOINT_URL", clouds.s3.url)
     for name, value in WRONG.items():
@@ -211,12 +224,14 @@ def places(clouds: Clouds, hub: Hub, bucket: S3Bucket, monkeypatch: pytest.Monke
     hub.repo("org/private", private=True).commit({"model.safetensors": content, "small.json": b"{}"})
     bucket.put({"w/a.bin": b"weights", "w/big.bin": content.read(0, content.size)})
     clouds.gcs.bucket("weights").put({"w/a.bin": b"weights", "w/big.bin": content.read(0, content.size)})
+    azure.container("weights").put({"w/a.bin": b"weights", "w/big.bin": content.read(0, content.size)})
     uri = f"s3://{bucket.name}/w"
     return {
         "hf": source("hf://org/private", "/hf", **with_secret("hub-token")),
         "s3": source(uri, "/s3", **with_secret("table-keys")),
         "r2": source(f"r2://account.{bucket.name}/w", "/r2", **with_secret("table-keys")),
         "gs": source("gs://weights/w", "/gs", **with_secret("table-account")),
+        "azure": source(f"azure://{ACCOUNT}/weights/w", "/azure", **with_secret("table-azure")),
         "AWS_OIDC": aws_oidc(uri),
         "AWS_ASSUME_ROLE": aws_assume_role(uri),
         "GCP_OIDC": gcp_oidc("gs://weights/w", clouds.gcs.account.email),
@@ -224,7 +239,7 @@ def places(clouds: Clouds, hub: Hub, bucket: S3Bucket, monkeypatch: pytest.Monke
 
 
 async def test_no_secret_token_or_signed_address_is_shown_or_kept(
-    clouds: Clouds, hub: Hub, places: dict[str, Json], tmp_path: Path
+    clouds: Clouds, hub: Hub, azure: AzureServer, places: dict[str, Json], tmp_path: Path
 ) -> None:
     seen = Seen()
     account = clouds.gcs.account.key(clouds.gcs.token_url)
@@ -233,6 +248,7 @@ async def test_no_secret_token_or_signed_address_is_shown_or_kept(
         "aws_secret_access_key": clouds.s3.account.secret_access_key,
     }
     table = {"table-keys": json.dumps(keys), "table-account": json.dumps(account)}
+    table["table-azure"] = json.dumps({"account_key": AZURE_KEY})
     with logging_like_a_program(seen):
         options = {"auth": "token", "token": OPERATOR, "bearer": OPERATOR, "secrets_key": TABLE_KEY}
         async with trusted_mirror(clouds, tmp_path, identity_key_file=None, **options) as mirror:
@@ -241,7 +257,7 @@ async def test_no_secret_token_or_signed_address_is_shown_or_kept(
                 assert (await mirror.http.put(f"/secrets/{name}", json={"value": value})).status_code == 200
             for name, value in WRONG.items():  # refused or kept, and the operator's own of this name is read
                 await mirror.http.put(f"/secrets/{name}", json={"value": value})
-            await _failures(mirror, clouds, hub, places)
+            await _failures(mirror, clouds, hub, azure, places)
             for name, wanted in places.items():
                 assert (await watched(mirror, wanted))["status"] == "READY", name
                 await mirror.plan(wanted)
@@ -260,8 +276,11 @@ async def test_no_secret_token_or_signed_address_is_shown_or_kept(
     session_keys = [
         part for keys in sessions for part in (keys.access_key_id, keys.secret_access_key, keys.session_token)
     ]
+    signed = [dict(parse_qsl(urlsplit(request.target).query))["sig"] for request in azure.log.find("sig=")]
+    assert signed
     own = clouds.sts.principals["AKIAOPERATOR"]
     secrets = [hub.token, *keys.values(), *account["private_key"].splitlines()[1:3], OPERATOR, TABLE_KEY, "sesame-echo"]
+    secrets += [AZURE_KEY, *signed, *map(quote_plus, signed)]
     secrets += [own.secret_access_key, own.access_key_id, *NEEDLES, *(str(key) for key in session_keys), *exchanged]
 
     assert seen.leaks(secrets) == []
@@ -275,12 +294,14 @@ async def test_no_secret_token_or_signed_address_is_shown_or_kept(
     assert {path.name for path in await asyncio.to_thread(lambda: list(tmp_path.iterdir()))} >= KEY_FILES
 
 
-async def _failures(mirror: MirrorUnderTest, clouds: Clouds, hub: Hub, places: dict[str, Json]) -> None:
+async def _failures(
+    mirror: MirrorUnderTest, clouds: Clouds, hub: Hub, azure: AzureServer, places: dict[str, Json]
+) -> None:
     """Each source with each wrong secret, each token service failing in each way, each upstream echoing what it was sent."""
     for names in (
         {"hf": "bad-token", "s3": "bad-json", "r2": "bad-keys", "gs": "bad-account"},
         {"hf": "bad-text", "s3": "bad-keys", "r2": "bad-account", "gs": "bad-json"},
-        {"hf": "bad-json", "s3": "bad-text", "gs": "bad-keys"},
+        {"hf": "bad-json", "s3": "bad-text", "gs": "bad-keys", "azure": "bad-account"},
     ):
         wanted = [{**places[scheme], **with_secret(name)} for scheme, name in names.items()]
         assert set((await _ends(mirror, wanted)).values()) == {"FAILED"}
@@ -304,6 +325,7 @@ async def _failures(mirror: MirrorUnderTest, clouds: Clouds, hub: Hub, places: d
         (hub.script, "safetensors", ["hf"]),
         (clouds.s3.script, "big.bin", ["s3", "r2"]),
         (clouds.gcs.script, "big.bin", ["gs", "GCP_OIDC"]),
+        (azure.script, "big.bin", ["azure"]),
     ):
         denied, failed, wrong = (answer(status, body=ECHO) for status in (403, 500, 200))
         for fault in (denied, failed, wrong, *((answer(412), truncate(0), drop()) if "s3" in methods else ())):

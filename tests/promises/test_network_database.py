@@ -291,6 +291,17 @@ async def hold(database: Database, holding: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
 
+async def test_alone__a_clock_that_is_set_back_after_a_release_does_not_delay_the_next_claim(postgres_url: str) -> None:
+    now = [7200.0]
+    database = Database(postgres_url, lambda: now[0])
+    async with asyncio.timeout(LONGEST_SECONDS), database.alone("work"):
+        pass
+    now[0] = 3600.0
+    async with asyncio.timeout(LONGEST_SECONDS), database.alone("work"):
+        pass
+    await database.close()
+
+
 async def test_alone__a_holder_across_a_silent_network_stops_before_another_begins(
     proxy: ByteProxy, url: str, database: Database, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,12 +22,16 @@ hugging_face = st.builds(
     st.one_of(st.just(""), st.one_of(names, st.sampled_from(["refs/pr/1", "a@b", "0" * 40])).map("@{}".format)),
 )
 buckets = st.builds(
-    "{}://{}{}".format, st.sampled_from(["s3", "gs"]), names, st.one_of(st.just(""), folders.map("/{}".format))
+    "{}://{}{}".format, st.sampled_from(["s3", "gs", "cw"]), names, st.one_of(st.just(""), folders.map("/{}".format))
 )
 r2_names = st.text("ab01-", min_size=2, max_size=6).filter(lambda name: name[0] != "-")
 r2 = st.builds(
     "r2://{}.{}{}{}".format, r2_names, st.sampled_from(["", "eu.", "fedramp."]), r2_names, st.one_of(st.just(""), folders.map("/{}".format))
 )  # fmt: skip
+azure = st.builds(
+    "azure://acc{}/{}x{}".format, st.text("ab01", max_size=4), st.text("ab01", min_size=2, max_size=4), st.one_of(st.just(""), folders.map("/{}".format))
+)  # fmt: skip
+https = st.builds("https://{}.example/{}x".format, names.map(str.lower), folders)
 
 
 def read(text: str) -> SourceUri | None:
@@ -38,7 +42,7 @@ def read(text: str) -> SourceUri | None:
         return None
 
 
-@given(st.one_of(hugging_face, buckets, r2))
+@given(st.one_of(hugging_face, buckets, r2, azure, https))
 def test_what_fits_the_grammar_is_accepted_unless_it_climbs_and_survives_a_round_trip(text: str) -> None:
     source = read(text)
     if source is None:

@@ -172,6 +172,7 @@ class Location:
     url: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     etag: str | None = None  # every response must carry it; another ETag means that the file changed
+    modified: str | None = None  # likewise, the Last-Modified of an upstream without ETags
     expires_at: float | None = None  # seconds since the epoch; None: unknown or never
     checksum: Checksum | None = None  # of the whole file, where only locating revealed it
     # Reads the whole file's checksum from a response's header, for upstreams that reveal it nowhere else for free. A

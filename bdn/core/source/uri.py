@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -245,7 +246,7 @@ class AuthMethod(StrEnum):
 
 # The fields of each method, and the schemes that it opens.
 METHODS: Final[dict[AuthMethod, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("gs", "hf", "r2", "s3")),
+    AuthMethod.CUSTOM_SECRET: (("auth_secret_name",), ("azure", "cw", "gs", "hf", "https", "r2", "s3")),
     AuthMethod.AWS_OIDC: (("aws_oidc_role_arn", "aws_oidc_region"), ("s3",)),
     AuthMethod.GCP_OIDC: (("gcp_oidc_service_account", "gcp_oidc_workload_id_provider"), ("gs",)),
     AuthMethod.AWS_ASSUME_ROLE: (("aws_assume_role_arn", "aws_assume_role_region"), ("s3",)),
@@ -312,14 +313,21 @@ def check_mounts(locations: Sequence[str]) -> None:
             raise InvalidMountError(second, f"is inside {first!r}, another mount of this request")
 
 
-Scheme = Literal["bt", "gs", "hf", "r2", "s3"]
+Scheme = Literal["azure", "bt", "cw", "gs", "hf", "https", "r2", "s3"]
 SCHEMES: Final = get_args(Scheme)
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")  # as people copy it from the hub's pages
 _SUPPORTED: Final = ", ".join(f"{scheme}://" for scheme in SCHEMES)
 _USER_AND_COLON: Final = re.compile(r"://[^/@:]*:")
 _USER_INFO: Final = re.compile(r"://[^/]*@")
+_HTTPS_PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_UNTIL_QUERY: Final = re.compile(r"[?#\x00-\x1f\x7f]")
+_HUB_PAGE: Final = re.compile(
+    r"(?:huggingface\.co|hf\.co)/((?:datasets/|spaces/)?[\w.-]+/[\w.-]+)(?:/tree/([\w.-]+))?/?"
+)
 _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_AZURE_ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
+_AZURE_CONTAINER: Final = re.compile(r"[a-z0-9](-?[a-z0-9]){2,62}|\$root|\$web|\$logs")
 _R2_AUTHORITY: Final = re.compile(r"([A-Za-z0-9-]+)\.(?:([a-z]+)\.)?([a-z0-9][a-z0-9-]+)")
 
 PROJECT_PATTERN: Final = r"[A-Za-z0-9]([A-Za-z0-9 ._-]{0,126}[A-Za-z0-9._-])?"
@@ -360,14 +368,14 @@ class BucketUri:
     folder or exactly one object, which only a listing can decide.
     """
 
-    scheme: Literal["s3", "gs", "r2"]
-    bucket: str
+    scheme: Literal["s3", "gs", "r2", "cw", "azure"]
+    bucket: str  # Azure's container
     prefix: str
-    account: str = ""  # r2 only
+    account: str = ""  # r2 and azure only
     jurisdiction: str = ""  # r2 only, "" is the default
 
     def __str__(self) -> str:
-        account = f"{self.account}." if self.account else ""
+        account = f"{self.account}{'/' if self.scheme == 'azure' else '.'}" if self.account else ""
         jurisdiction = f"{self.jurisdiction}." if self.jurisdiction else ""
         prefix = f"/{self.prefix}" if self.prefix else ""
         return f"{self.scheme}://{account}{jurisdiction}{self.bucket}{prefix}"
@@ -395,7 +403,20 @@ class CheckpointUri:
         return f"bt://{self.project}{job}{checkpoint}{f'#rank-{self.rank}' if self.rank else ''}"
 
 
-SourceUri = HuggingFaceUri | BucketUri | CheckpointUri
+@dataclass(frozen=True, slots=True)
+class HttpsUri:
+    """One file. ``path`` is as written: percent-encoded, or with characters that are encoded on the wire."""
+
+    place: str  # host and port
+    path: str  # without its leading slash
+
+    scheme: ClassVar[Literal["https"]] = "https"
+
+    def __str__(self) -> str:
+        return f"https://{self.place}/{self.path}"
+
+
+SourceUri = HuggingFaceUri | BucketUri | CheckpointUri | HttpsUri
 
 
 def parse_source(text: str) -> SourceUri:
@@ -417,15 +438,21 @@ def parse_source(text: str) -> SourceUri:
         )
     if scheme not in SCHEMES:
         shown = _USER_INFO.sub("://***@", text).partition("?")[0]  # a pasted URL may hold a token or a signature
+        near = get_close_matches(scheme.lower(), SCHEMES, n=1, cutoff=0.55)  # "az" too
+        likely = f". Did you mean {near[0]}://?" if near else ""
         raise InvalidSourceError(
-            shown, f"Unsupported source scheme '{scheme}://' in {shown!r}. Supported schemes: {_SUPPORTED}"
+            shown, f"Unsupported source scheme '{scheme}://' in {shown!r}. Supported schemes: {_SUPPORTED}{likely}"
         )
+    if scheme == "https":
+        _check_bare(text, rest)
     if any(character < " " or character == "\x7f" for character in text):
         raise InvalidSourceError(ascii(text), "control characters do not belong in a source URI")
     if ".." in re.split(r"[/@]", rest):
         raise InvalidSourceError(text, f"Source {text!r} has a '..' segment")
     if scheme == "bt":
         return _parse_checkpoint(text, rest)
+    if scheme == "https":
+        return _parse_https(text, rest)
     return _parse_hugging_face(text, rest) if scheme == "hf" else _parse_bucket(text, scheme, rest)
 
 
@@ -436,6 +463,37 @@ def _without_credentials(text: str) -> str:
     """
     found, end = _USER_AND_COLON.search(text), text.rfind("@")
     return f"{text[: found.start()]}://***@{text[end + 1 :]}" if found and found.end() <= end else text
+
+
+def _check_bare(text: str, rest: str) -> None:
+    """Refuse what may hold a credential: a source is stored and shown. The first check, because others repeat the source."""
+    shown = _UNTIL_QUERY.split(text, maxsplit=1)[0]
+    if "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
+        raise InvalidSourceError(
+            _USER_INFO.sub("://***@", shown),
+            "credentials do not belong in a source URI; store them as a secret and name it in auth",
+        )
+    if shown != text:
+        raise InvalidSourceError(
+            shown,
+            f"Source {shown!r} has a query, a fragment or control characters, which may hold a credential; leave them away, "
+            "and store credentials as a secret and name it in auth",
+        )
+
+
+def _parse_https(text: str, rest: str) -> HttpsUri:
+    if page := _HUB_PAGE.fullmatch(rest):
+        revision = f"@{page[2]}" if page[2] else ""
+        raise InvalidSourceError(
+            text, f"Source {text!r} is a page of the hub and not a file. Did you mean hf://{page[1]}{revision}?"
+        )
+    place, _, path = rest.partition("/")
+    found = _HTTPS_PLACE.fullmatch(place)
+    if not found or not 0 < int((found[2] or ":443")[1:]) < 65536 or not path or path.endswith("/"):
+        raise InvalidSourceError(
+            text, f"Invalid HTTPS URL format: {text!r}. Expected format: https://hostname[:port]/path, of one file"
+        )
+    return HttpsUri(place, path)
 
 
 def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
@@ -484,7 +542,7 @@ def _parse_checkpoint(text: str, rest: str) -> CheckpointUri:
     )
 
 
-_WITHOUT_ACCOUNT: Final[Mapping[str, Literal["gs", "s3"]]] = {"gs": "gs", "s3": "s3"}
+_WITHOUT_ACCOUNT: Final[Mapping[str, Literal["cw", "gs", "s3"]]] = {"cw": "cw", "gs": "gs", "s3": "s3"}
 
 
 def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:
@@ -502,6 +560,13 @@ def _parse_bucket(text: str, scheme: str, rest: str) -> BucketUri:
             f"Source {text!r} uses {name} which does not support revisions.",
         )
     authority, _, prefix = rest.partition("/")
+    if scheme == "azure":
+        container, _, prefix = prefix.partition("/")
+        if not _AZURE_ACCOUNT.fullmatch(authority) or not _AZURE_CONTAINER.fullmatch(container):
+            raise InvalidSourceError(
+                text, f"Invalid AZURE URI format: {text!r}. Expected format: azure://account/container[/path]"
+            )
+        return BucketUri("azure", container, prefix, authority)
     if scheme == "r2":
         match = _R2_AUTHORITY.fullmatch(authority)
         if not match:

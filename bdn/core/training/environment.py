@@ -46,7 +46,6 @@ class JobPlaces:
         return f"{self.caches}/huggingface" if self.huggingface else None
 
     def requested(self) -> Iterator[str]:
-        """The directories whose paths the request chose."""
         yield from filter(None, (self.checkpoints, self.loaded))
         if self.caches is not None:
             yield from filter(None, (self.project_cache, self.team_cache, self.huggingface_cache))
@@ -64,7 +63,6 @@ def check_places(places: JobPlaces, mounts: list[str]) -> None:
 
 
 def is_variable(name: str) -> bool:
-    """Whether a shell accepts the name."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -34,7 +34,7 @@ _SMALLEST: Final = Instance(1, 2 * 1024**3)
 
 
 def instances_of(nodes: Iterable[Instance]) -> list[Instance]:
-    """One kind without GPUs, then each type and count of GPUs among the nodes, with the most of the rest."""
+    """One kind without GPUs, then each type and count of GPUs among the nodes, with the largest CPUs and memory."""
     known = list(nodes)
     groups: dict[tuple[str, int], list[Instance]] = {}
     for one in known:

@@ -135,7 +135,7 @@ def _failure(job: Job, now: float) -> Failure | None:
         return Failure(
             "STAGE_TIMEOUT",
             f"rank {late} on node {rank.node} had staged {done} after {STAGE_SECONDS / 60:.0f} minutes; "
-            "'bdn ls' shows its stage",
+            "'bdn jobs show JOB' shows its ranks",
         )
     return None
 

@@ -110,14 +110,14 @@ _ANSWERS: Final[Mapping[type[BdnError], tuple[int, str]]] = {
 
 
 @dataclass(slots=True)
-class _Body:
+class _PacedBody:
     """The body of a request, received as long as its sender is not slower than ``_SLOWEST``."""
 
     receive: Receive
     is_whole: bool
 
     async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """Raises ``_StalledError``."""
+        """Yield the body as it arrives. Raises ``_StalledError`` if the sender is too slow or gone."""
         window = StallWindow(_SLOWEST, most, time.monotonic())
         while not self.is_whole:
             try:
@@ -151,7 +151,7 @@ class UploadEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         head = HTTPConnection(scope)
-        body = _Body(receive, is_whole=not has_body(head.headers))
+        body = _PacedBody(receive, is_whole=not has_body(head.headers))
         try:
             answer = await self._answered(head, body)
         except BdnError as error:
@@ -161,7 +161,7 @@ class UploadEndpoint:
         else:
             await answer(scope, receive, send)
 
-    async def _answered(self, head: HTTPConnection, body: _Body) -> Response:
+    async def _answered(self, head: HTTPConnection, body: _PacedBody) -> Response:
         token = head.headers.get("x-amz-security-token", "")
         grant = self.verifier.verify_as(UploadGrant, token, now=time.time())
         if know := head.scope.get("state", {}).get(KNOW):
@@ -193,7 +193,7 @@ class UploadEndpoint:
             case _:
                 raise InvalidRequestError("this endpoint accepts PUT of an object, uploads in parts, and nothing else")
 
-    async def _put(self, head: HTTPConnection, body: _Body, grant: UploadGrant) -> Digest:
+    async def _put(self, head: HTTPConnection, body: _PacedBody, grant: UploadGrant) -> Digest:
         """Store the body as a chunk of the upload. Returns its digest; nothing is stored of an empty one.
 
         Raises:
@@ -203,7 +203,7 @@ class UploadEndpoint:
         """
         size = _announced(head.headers)
         if untime := head.scope.get("state", {}).get(UNTIMED):
-            untime()  # the wait for a buffer is not the client's, and ``_Body`` judges its pace
+            untime()  # the wait for a buffer is not the client's, and ``_PacedBody`` judges its pace
         turn = self.buffers.request(grant.organisation)
         is_at_work = False
         try:
@@ -230,7 +230,7 @@ class UploadEndpoint:
         return digest
 
 
-async def _document(body: _Body) -> bytes:
+async def _document(body: _PacedBody) -> bytes:
     document = bytearray()
     async for piece in body.pieces(_LIST_BYTES):
         document += piece
@@ -239,7 +239,9 @@ async def _document(body: _Body) -> bytes:
     return bytes(document)
 
 
-async def _received(headers: Headers, body: _Body, buffer: memoryview, size: int) -> tuple[memoryview, list[Checksum]]:
+async def _received(
+    headers: Headers, body: _PacedBody, buffer: memoryview, size: int
+) -> tuple[memoryview, list[Checksum]]:
     """The decoded body in the buffer, and the checksums that the client says it has."""
     decoder, done = AwsChunked() if _is_chunked(headers) else None, 0
     async for piece in body.pieces(size):
@@ -276,7 +278,7 @@ def _announced(headers: Headers) -> int:
 
 
 def _checksums(headers: Mapping[str, str]) -> list[Checksum]:
-    """Raises ``InvalidRequestError``: one is not in base64."""
+    """The checksums that the client sent. Raises ``InvalidRequestError`` for one that is not in base64."""
     found: list[Checksum] = []
     for name, kind in _CHECKSUMS.items():
         if (value := headers.get(name)) is not None:

@@ -64,7 +64,7 @@ class Training(Protocol):
     """What these routes need to know of jobs and nodes."""
 
     async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:
-        """Raises ``NotFoundError``, also for another team's job."""
+        """Raises ``NotFoundError`` for missing jobs and jobs of other teams alike."""
 
     async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
         """The newest job of each of these projects of the caller that has one."""

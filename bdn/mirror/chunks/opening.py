@@ -12,7 +12,6 @@ from bdn.core.errors import InvalidRequestError
 from bdn.core.store import MirrorStore
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.upstream.sign_ins import infrastructure_secret
-from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import open_store, settings_of_store
 
@@ -62,7 +61,7 @@ async def opened_store(
     if settings.store_secret:
         reread = partial(infrastructure_secret, settings.secrets_dir, "BDN_STORE_SECRET", settings.store_secret)
     sign_in = await reread() if reread else None
-    upstreams = UpstreamSettings.from_environment(os.environ, settings.egress, settings.r2_endpoint_url)
+    upstreams = settings.upstreams
     where = settings_of_store(upstreams, settings.store_endpoint, settings.store_region)
     context = SourceContext("", where, sign_in, ambient_credentials=True, clock=clock)
     store = await asyncio.to_thread(

@@ -232,13 +232,16 @@ class Database:
             finally:
                 with suppress(StoreUnavailableError, TimeoutError):  # it expires
                     async with asyncio.timeout(RENEW_SECONDS):
-                        await self._claim(name, holder, seconds=0.0)
+                        await self._claim(name, holder, is_release=True)
 
-    async def _claim(self, name: str, holder: str, seconds: float | None = None) -> bool:
-        """Claim or renew for so many seconds. Returns False if another holder has the claim."""
+    async def _claim(self, name: str, holder: str, *, is_release: bool = False) -> bool:
+        """Claim, renew or release. Returns False if another holder has the claim.
+
+        A released claim has no date: a clock that is set back afterwards does not delay the next claim.
+        """
         async with self.write() as session:
             now = self.now()
-            value = {"holder": holder, "until": now + (CLAIM_SECONDS if seconds is None else seconds)}
+            value = {"holder": holder, "until": 0.0 if is_release else now + CLAIM_SECONDS}
             await insert_new(session, FactRow, [{"name": name, "value": value}])
             row = await session.get_one(FactRow, name, with_for_update=True)
             is_ours: bool = row.value["holder"] == holder or row.value["until"] <= now

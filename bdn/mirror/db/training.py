@@ -79,7 +79,6 @@ async def listed(
     statuses: Collection[str] | None = None,
     is_ascending: bool = False,
 ) -> list[JobState]:
-    """Jobs, newest first unless ``is_ascending``."""
     query = _states(organisation, team)
     if project is not None:
         query = query.where(TrainingJobRow.project == project)
@@ -120,12 +119,10 @@ async def active(session: ReadSession) -> list[TrainingJobRow]:
 
 
 async def read(session: ReadSession, job: str) -> TrainingJobRow | None:
-    """The job, of any organisation."""
     return (await session.execute(select(TrainingJobRow).where(TrainingJobRow.id == job))).scalar()
 
 
 async def lock(session: WriteSession, job: str) -> TrainingJobRow | None:
-    """The job, locked until commit."""
     query = select(TrainingJobRow).where(TrainingJobRow.id == job).with_for_update()
     return (await session.execute(query.execution_options(populate_existing=True))).scalar()
 

@@ -83,7 +83,7 @@ class Archives:
         return file_digest(size, parts)
 
     async def abort(self, key: str) -> None:
-        """Raises ``NotFoundError``: the upload has ended."""
+        """Cancel the push of an upload. Raises ``NotFoundError`` if the upload has ended."""
         await self.pushes.cancel(await self.pushes.get(key, None))
 
     # --- archives of jobs ---

@@ -53,7 +53,7 @@ class Projects:
         return [_project(one) for one in found]
 
     async def project(self, organisation: str, team: str | None, project_id: str) -> Project:
-        """The project of this id. Raises ``NotFoundError``."""
+        """Raises ``NotFoundError`` for missing and for foreign projects alike."""
         async with self.database.read() as session:
             found = await projects.listed(session, organisation, team, project_id)
         if not found:

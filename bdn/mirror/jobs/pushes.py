@@ -116,7 +116,7 @@ class OpenPush:
 
     @property
     def name(self) -> CheckpointUri:
-        """Raises ``NotFoundError`` for an upload."""
+        """Raises ``NotFoundError`` for an upload, which has no name."""
         if self.uri is None:
             raise _ended(self.id)
         return self.uri

@@ -58,7 +58,6 @@ def _sync_status(row: TrainingJobRow) -> SyncStatus | None:
 
 
 def project_document(project: ProjectRow, latest: TrainingJobRow | None) -> TrainingProject:
-    """``latest`` is its newest job."""
     return TrainingProject(
         id=project.id,
         name=project.name,

@@ -5,9 +5,8 @@ With ``team`` None, a method covers the whole organisation; otherwise, other tea
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from bdn.core.errors import InUseError, NotFoundError, NotSupportedError
+from bdn.core.errors import InUseError, NotFoundError
 from bdn.core.training.environment import ARCHIVE, ignored
 from bdn.core.training.states import ACTIVE
 from bdn.core.units import counted
@@ -18,6 +17,7 @@ from bdn.mirror.db.projects import new_id
 from bdn.mirror.db.tables import Json, ProjectRow, TrainingJobRow
 from bdn.mirror.db.training import JobState
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.training.documents import job_document, project_document, spec_of
 from bdn.mirror.training.loading import extra_source
@@ -48,26 +48,14 @@ class WrongStateError(InUseError):
         return f"{self.what} is {' and '.join(self.holders)}: {self.remedy}"
 
 
-class Archives(Protocol):
-    """Uploads as archives of jobs. Both return the ``bt://`` source of the archive of ``job_id`` or ``to_job``."""
-
-    async def commit(self, organisation: str, team: str | None, key: str, project_id: str, job_id: str) -> str:
-        """Use the upload up. Raises ``CallerError`` if it is unknown, incomplete, used, or another caller's."""
-        ...
-
-    async def reuse(self, project_id: str, from_job: str, to_job: str) -> str:
-        """Raises ``NotFoundError`` if ``from_job`` has no archive any more."""
-        ...
-
-
 @dataclass(frozen=True)
 class TrainingJobs:
-    """The service behind ``/v1/training_projects/…/jobs``. ``archives`` is None in a mirror that takes no uploads."""
+    """The service behind ``/v1/training_projects/…/jobs``."""
 
     database: Database
     requests: MirrorRequests
     projects: Projects
-    archives: Archives | None
+    archives: Archives
     steps: Steps
     logs: Logs
 
@@ -82,7 +70,7 @@ class TrainingJobs:
         job = new_id()
         extras: list[Json] = []
         for artifact in spec.runtime.artifacts or ():
-            source = await self._archives().commit(organisation, team, artifact.s3_key, found.id, job)
+            source = await self.archives.commit(organisation, team, artifact.s3_key, found.id, job)
             extras = [extra_source(source, ARCHIVE, is_archive=True)]
         warnings = _warnings(spec, request.unknown_fields())
         return await self._insert(
@@ -95,17 +83,12 @@ class TrainingJobs:
         spec, fresh = spec_of(before.row), new_id()
         extras: list[Json] = []
         if any(extra["is_archive"] for extra in before.row.extras):
-            source = await self._archives().reuse(before.project.id, job, fresh)
+            source = await self.archives.reuse(before.project.id, job, fresh)
             extras = [extra_source(source, ARCHIVE, is_archive=True)]
         warnings = [f"recreated from training job {job}", *_warnings(spec, [])]
         return await self._insert(
             organisation, team, project=before.project, job=fresh, spec=spec, extras=extras, warnings=warnings
         )
-
-    def _archives(self) -> Archives:
-        if self.archives is None:
-            raise NotSupportedError("an uploaded archive", "this mirror takes no uploads")
-        return self.archives
 
     async def _insert(
         self,
@@ -170,7 +153,6 @@ class TrainingJobs:
         )
 
     async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:
-        """Raises ``NotFoundError``, also for another team's job."""
         return job_document(await self._get(caller.organisation, caller.team, project_id, job_id))
 
     async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
@@ -219,7 +201,7 @@ class TrainingJobs:
     async def change(
         self, organisation: str, team: str | None, project: str, job: str, patch: TrainingJobPatch
     ) -> TrainingJob:
-        """Raises ``WrongStateError`` unless the job is PENDING."""
+        """Change priority or availability model. Raises ``WrongStateError`` unless the job is PENDING."""
         state = await self._get(organisation, team, project, job)
         async with self.database.write() as session:
             row = await _locked(session, job)
@@ -262,7 +244,7 @@ class TrainingJobs:
 
 
 async def _project(session: ReadSession, organisation: str, team: str | None, project: str) -> ProjectRow:
-    """By its id. Raises ``NotFoundError``."""
+    """Unlike ``projects.find``, accepts no name. Raises ``NotFoundError``."""
     row = await projects.find(session, organisation, project, team)
     if row is None or row.id != project:
         raise NotFoundError(f"training project {project}")

@@ -54,7 +54,6 @@ def _rank_of(record: Json) -> JobRank:
 
 
 def wants_of(row: TrainingJobRow) -> list[Want | None]:
-    """What each rank's agent is commanded."""
     job = job_of(row)
     return [wanted(job, rank) for rank in job.ranks]
 

@@ -93,7 +93,11 @@ def format_request(method: str, origin: Origin, target: str, headers: Mapping[st
     return f"{method} {target} HTTP/1.1\r\n{host}{accept}{lines}\r\n".encode("latin-1")
 
 
-class DowngradeError(Exception):
+class ProtocolError(Exception):
+    """The server's response is not valid HTTP/1.1. The message repeats no received byte."""
+
+
+class DowngradeError(ProtocolError):
     """A redirect from https to http.
 
     Refused with and without credentials: plain HTTP can be forged, and only some upstreams offer a checksum.
@@ -108,7 +112,7 @@ def follow(url: str, headers: dict[str, str], answer: Headers) -> tuple[str, dic
     target = urljoin(url, answer.get("location") or "")
     here, (there, _) = split_address(url)[0], split_address(target)
     if here[0] == "https" and there[0] == "http":
-        raise DowngradeError
+        raise DowngradeError("it redirects from https to http")
     if there != here:
         headers = {name: value for name, value in headers.items() if name.lower() in _HARMLESS}
     return target, headers
@@ -120,10 +124,6 @@ _WITH_HEAD_LIMIT: Final = 64 * 1024
 _WAKE_BYTES: Final = 512 * 1024  # awaited at once: waking up for less was a third of the work on a fast link
 _TLS_PIECE: Final = 256 * 1024  # sent per call: over TLS a timeout bounds one whole call, and a body may take longer
 _POLL_FROM_BYTES: Final = 64 * 1024  # below that, one blocking call costs less than an extra poll
-
-
-class ProtocolError(Exception):
-    """The server's response is not valid HTTP/1.1. The message repeats no received byte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import http.client
 import socket
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +24,15 @@ from bdn.core.egress import EgressPolicy
 from bdn.net.host_lookups import HOST_LOOKUPS, AddressInfo, Question
 from bdn.net.http1.answer import HEAD_LIMIT, Answer, AnswerDeadline, AnswerHead, ask, parse_head
 from bdn.net.http1.connection import (
+    REDIRECT_BODY_LIMIT,
+    REDIRECT_LIMIT,
+    REDIRECTS,
     Body,
     Connection,
     NoAnswerError,
     Origin,
     ProtocolError,
+    follow,
     format_request,
     split_address,
 )
@@ -232,6 +236,31 @@ class ConnectionPool:
             keep = answer.keeps_alive
         finally:
             self._release(origin, connection, keep=keep)
+
+    @contextmanager
+    def following(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        expected: int = 0,
+        asked: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[Answer]:
+        """As ``request``, but yield the answer at the end of the redirects; ``asked`` gets each address before its request.
+
+        Headers that may be credentials are not sent to another origin, and do not come back. Raises also
+        ``DowngradeError``, and ``ProtocolError`` after more than ``REDIRECT_LIMIT`` redirects.
+        """
+        sent = dict(headers)
+        for _ in range(REDIRECT_LIMIT + 1):
+            asked(url)
+            with self.request(method, url, sent, expected=expected) as answer:
+                if answer.status not in REDIRECTS:
+                    yield answer
+                    return
+                answer.read(REDIRECT_BODY_LIMIT)
+                url, sent = follow(url, sent, answer.headers)
+        raise ProtocolError(f"more than {REDIRECT_LIMIT} redirects")
 
     def close(self) -> None:
         """Close idle connections, and break connections in use: their reader threads fail now, not at their timeout."""

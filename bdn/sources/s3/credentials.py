@@ -1,4 +1,4 @@
-"""Credentials for buckets of S3 and R2: anonymous, keys, or a role of a user's AWS account.
+"""Credentials for buckets of S3, R2 and CoreWeave: anonymous, keys, or a role of a user's AWS account.
 
 STS issues the keys of a role for an hour; they are renewed before that. Only credentials that are passed in count: the
 machine's AWS profiles, files and roles are ignored.
@@ -24,7 +24,7 @@ from bdn.net.unreachable import unreachable
 from bdn.sources.refreshing import Refreshing
 from bdn.sources.s3.answers import facts_of
 from bdn.sources.s3.client import S3Endpoint, aws_session, guarded_config
-from bdn.sources.settings import S3Credentials, UpstreamSettings, r2_address
+from bdn.sources.settings import DEFAULT_REGION, S3Credentials, UpstreamSettings, account_address
 from bdn.sources.sign_in import AWS_AUDIENCE, AwsAssumedRole, AwsWebIdentity, Secret, SourceContext, s3_credentials
 from bdn.wire.http_fields import parse_retry_after
 
@@ -42,26 +42,30 @@ def endpoint_of(uri: BucketUri, context: SourceContext) -> S3Endpoint:
         InvalidRequestError: a sign-in of another cloud.
         SecretMalformedError: the secret does not contain keys.
     """
-    settings, is_r2 = context.settings, uri.scheme == "r2"
+    settings, is_aws = context.settings, uri.scheme == "s3"
     credentials: Refreshing[S3Credentials] | None = None
     region: str | None = None
     match context.sign_in:
         case Secret() as secret:
             keys = s3_credentials(secret)
             credentials, region = fixed_keys(keys, context.clock), keys.region
-        case None if is_r2:  # the process's own AWS keys are not for Cloudflare
+        case None if uri.scheme == "r2":
             credentials = _no_keys(str(uri), context.clock)
-        case AwsWebIdentity() | AwsAssumedRole() as sign_in if not is_r2:
+        case AwsWebIdentity() | AwsAssumedRole() as sign_in if is_aws:
             credentials, region = role_credentials(sign_in, str(uri), context), sign_in.role.region
-        case None if context.ambient_credentials and settings.s3_credentials:
+        # The process's own AWS keys are not for other clouds.
+        case None if is_aws and context.ambient_credentials and settings.s3_credentials:
             credentials, region = fixed_keys(settings.s3_credentials, context.clock), settings.s3_credentials.region
         case None:
             pass
         case _:
-            others = "a role of AWS or a service account of Google" if is_r2 else "a service account of Google"
+            others = "a service account of Google" if is_aws else "a role of AWS or a service account of Google"
             raise InvalidRequestError(f"{uri} cannot be read with {others}")
-    if is_r2:
-        address = r2_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
+    if uri.scheme == "cw":  # which refuses buckets in the path
+        address = settings.cw_endpoint_url
+        return S3Endpoint(address, region or DEFAULT_REGION, credentials, ("cw", address), "virtual")
+    if uri.scheme == "r2":
+        address = account_address(settings.r2_endpoint_url, uri.account, uri.jurisdiction)
         return S3Endpoint(address, _R2_REGION, credentials, ("r2", address, uri.account, uri.jurisdiction))
     url = settings.s3_endpoint_url
     return S3Endpoint(

@@ -1,4 +1,4 @@
-"""Buckets of S3 and of compatible services, R2 included: listings, heads and addresses of objects, with our errors."""
+"""Buckets of S3 and of compatible services, R2 and CoreWeave included: listings, heads and addresses of objects, with our errors."""
 
 import asyncio
 from collections.abc import AsyncIterator

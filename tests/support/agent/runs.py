@@ -107,7 +107,7 @@ class RunMirror(AgentMirror):
     def want(self, run: str, want: Want, rank: int = 0) -> None:
         command = RunCommand(run=run, rank=rank, want=want)
         with self.lock:
-            self.commands.append(Command(id=f"run:{run}:{rank}:{want}", run=command))
+            self.commands.append(Command(id=command.id, run=command))
 
     def report(self, run: str, want: Want | None = None) -> RunReport | None:
         """The newest report of this run."""

@@ -85,7 +85,11 @@ def test_what_names_no_checkpoint_is_refused(text: str) -> None:
     ("s3://bucket//odd", BucketUri("s3", "bucket", "/odd")),
     ("s3://bucket/key:with:colons", BucketUri("s3", "bucket", "key:with:colons")),
     ("gs://bucket", BucketUri("gs", "bucket", "")),
+    ("cw://bucket/prefix", BucketUri("cw", "bucket", "prefix")),
     ("gs://under_score/folder/", BucketUri("gs", "under_score", "folder/")),
+    ("azure://account/container", BucketUri("azure", "container", "", "account")),
+    ("azure://0acc/my-container/a b/ü", BucketUri("azure", "my-container", "a b/ü", "0acc")),
+    ("azure://account/$root/a.bin", BucketUri("azure", "$root", "a.bin", "account")),
     ("r2://account.bucket", BucketUri("r2", "bucket", "", "account")),
     ("r2://account.bucket/p/q", BucketUri("r2", "bucket", "p/q", "account")),
     ("r2://account.eu.bucket", BucketUri("r2", "bucket", "", "account", "eu")),
@@ -105,7 +109,7 @@ def refusal_of(text: str) -> InvalidSourceError:
     return caught.value
 
 
-SUPPORTED = "Supported schemes: bt://, gs://, hf://, r2://, s3://"
+SUPPORTED = "Supported schemes: azure://, bt://, cw://, gs://, hf://, https://, r2://, s3://"
 HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo or hf://spaces/owner/repo"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
@@ -117,7 +121,15 @@ REFUSALS: list[tuple[str, list[str]]] = [
         ["", "/data", "hf:/o/r", "s3:bucket", "C:/x"]),
     (f"Source {{text!r}} is missing a URI scheme. {SUPPORTED}. Did you mean hf://{{text}}?", ["owner/repo", "owner/repo@main"]),
     *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}", [f"{scheme}://owner/repo"])
-        for scheme in ("http", "https", "ftp", "file", "azure", "cw", "bt2", "HF", "S3", "Gs", "R2", " hf", "")),
+        for scheme in ("ftp", "file", "abfs", "")),
+    *((f"Unsupported source scheme '{scheme}://' in {{text!r}}. {SUPPORTED}. Did you mean {likely}://?", [f"{scheme}://owner/repo"])
+        for scheme, likely in (("http", "https"), ("gcs", "gs"), ("az", "azure"), ("bt2", "bt"), ("HF", "hf"), ("S3", "s3"), ("Gs", "gs"), ("R2", "r2"), (" hf", "hf"))),
+    ("Invalid HTTPS URL format: {text!r}. Expected format: https://hostname[:port]/path, of one file", [f"https://{rest}" for rest in (
+        "", "/", "host", "host/", "/path", "host/folder/", "h ost/a", "höst/a", "host:/a", "host:0/a", "host:65536/a", "host:x/a", "[::1/a",
+    )]),
+    *((f"Source {{text!r}} is a page of the hub and not a file. Did you mean hf://{likely}?", [f"https://huggingface.co/{rest}"]) for rest, likely in (
+        ("o/r", "o/r"), ("o/r/", "o/r"), ("datasets/o/r", "datasets/o/r"), ("o/r/tree/v1", "o/r@v1"),
+    )),
     (f"Invalid HuggingFace URI format: {{text!r}}. Expected format: {HUB_FORM}", [f"hf://{rest}" for rest in (
         "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
         "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",
@@ -128,12 +140,19 @@ REFUSALS: list[tuple[str, list[str]]] = [
         ["hf://owner/repo@", "hf://datasets/owner/repo@", "hf://@"]),
     ("Invalid S3 URI format: {text!r}. Expected format: s3://bucket[/path]", [f"s3://{rest}" for rest in BUCKETS]),
     ("Invalid GS URI format: {text!r}. Expected format: gs://bucket[/path]", [f"gs://{rest}" for rest in BUCKETS]),
+    ("Invalid CW URI format: {text!r}. Expected format: cw://bucket[/path]", [f"cw://{rest}" for rest in BUCKETS]),
     ("Invalid R2 URI format: {text!r}. Expected format: r2://account_id[.jurisdiction].bucket[/path]", [f"r2://{rest}" for rest in (
         "", "/", "bucket", "nodothere/path", ".bucket", "account.", "account./p", "account..bucket", "account.eu.", "a.EU.bucket",
         "a.e1.bucket", "account.eu.x.bucket", "account.-bucket", "account.Bucket", "acc_ount.bucket", "account.b",
     )]),
     (NO_REVISION.format("S3"), ["s3://bucket@main", "s3://bucket/prefix@v1", "s3://bucket/a@b/c", "s3://bucket/p@"]),
     (NO_REVISION.format("GS"), ["gs://bucket/p@1"]),
+    (NO_REVISION.format("CW"), ["cw://bucket/p@1"]),
+    ("Invalid AZURE URI format: {text!r}. Expected format: azure://account/container[/path]", [f"azure://{rest}" for rest in (
+        "", "/", "account", "account/", "ac/container", "Account/container", "acc-ount/container", f"{'a' * 25}/container",
+        "account/Container", "account/ab", "account/a--b", "account/-ab", "account/ab-", "account//path", "account/a.b",
+    )]),
+    (NO_REVISION.format("AZURE"), ["azure://account/container/p@1"]),
     (NO_REVISION.format("R2"), ["r2://account.bucket/p@1"]),
     ("Source {text!r} has a '..' segment", [
         "hf://../repo", "hf://owner/..", "hf://owner/repo@..", "hf://owner/repo@../main", "hf://owner/repo@a/../b",
@@ -149,7 +168,9 @@ def test_any_other_source_is_refused_with_the_reason(message: str, text: str) ->
 
 
 @pytest.mark.parametrize("character", ["\0", "\n", "\r", "\t", "\x1b", "\x7f"])
-@pytest.mark.parametrize("text", ["s3://bucket/a{}b", "hf://o/r@a{}b", "hf://o/r{}", "r2://a.bucket/{}"])
+@pytest.mark.parametrize(
+    "text", ["s3://bucket/a{}b", "hf://o/r@a{}b", "hf://o/r{}", "r2://a.bucket/{}", "https://host/a{}"]
+)
 def test_a_control_character_is_refused_and_not_repeated(text: str, character: str) -> None:
     error = refusal_of(text.format(character))
     assert "control characters" in str(error)
@@ -164,7 +185,7 @@ WITHIN = "credentials do not belong in a source URI"
         "hf://user:SECRET@owner/repo", "hf://user:SECRET@owner/repo@main", "hf://:SECRET@owner/repo",
         "s3://AKIA:SECRET@bucket/prefix", "s3://AKIA:ab/SECRET+cd@bucket/prefix", "s3://AKIA:x@SECRET@bucket",
         "s3://AKIA:x\nSECRET@bucket", "gs://user:SECRET@bucket", "r2://AKIA:SECRET@account.bucket",
-        "https://user:SECRET@huggingface.co/o/r",
+        "https://user:SECRET@huggingface.co/o/r", "https://SECRET@host/a", "https://SECRET@host/../a?SECRET",
     )),
     *(("", pasted) for pasted in (
         "AKIA:SECRET@bucket/prefix", "AKIA:ab/SECRET@bucket/prefix", "https://hf_SECRET@huggingface.co/o/r",
@@ -216,8 +237,21 @@ FIELDS = {
     "GCP_OIDC": ["gcp_oidc_service_account", "gcp_oidc_workload_id_provider"],
     "AWS_ASSUME_ROLE": ["aws_assume_role_arn", "aws_assume_role_region"],
 }
-SCHEMES = {"CUSTOM_SECRET": {"hf", "s3", "gs", "r2"}, "AWS_OIDC": {"s3"}, "GCP_OIDC": {"gs"}, "AWS_ASSUME_ROLE": {"s3"}}
-SOURCES = {"hf": "hf://o/r", "s3": "s3://bucket", "gs": "gs://bucket", "r2": "r2://account.bucket"}
+SCHEMES = {
+    "CUSTOM_SECRET": {"hf", "s3", "gs", "r2", "cw", "https", "azure"},
+    "AWS_OIDC": {"s3"},
+    "GCP_OIDC": {"gs"},
+    "AWS_ASSUME_ROLE": {"s3"},
+}
+SOURCES = {
+    "hf": "hf://o/r",
+    "s3": "s3://bucket",
+    "gs": "gs://bucket",
+    "r2": "r2://account.bucket",
+    "cw": "cw://bucket",
+    "https": "https://host/file",
+    "azure": "azure://account/container",
+}
 NAMES = sorted(FIELDS)
 
 

@@ -89,6 +89,8 @@ def test_the_token_is_in_no_repr() -> None:
         "gs://bucket/x",
         "r2://account.bucket",
         "r2://bucket",
+        "cw://bucket",
+        "azure://account/container",
         "s3://b@x",
         "file://host/x",
         "file:relative",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from bdn.core.errors import BdnError, InvalidRequestError
+from bdn.core.errors import BdnError
 from bdn.net.forwarder import Forwarder
 from bdn.net.tls import Authorities
 from tests.support.network.authority import new_authority
@@ -126,7 +126,7 @@ async def test_a_service_that_cannot_be_reached_or_trusted__is_a_502_and_told(tm
             (f"https://localhost:{port}", "BDN_TLS_CA"),
         ):
             told: list[BdnError] = []
-            async with client_of(Forwarder(url, NAMES, told=told.append)) as client:
+            async with client_of(Forwarder(url, NAMES, on_error=told.append)) as client:
                 answer = await client.get("http://localhost:8000/v1/teams")
             assert answer.status_code == 502
             assert answer.json()["message"] == answer.json()["error"]["message"] == str(told[0])
@@ -188,10 +188,13 @@ async def test_a_client_that_leaves__ends_its_request() -> None:
     assert ended == [b""]
 
 
-async def test_a_proxy_of_the_environment_that_cannot_be_used__is_refused_by_name(
+async def test_a_proxy_that_cannot_be_used__is_refused_by_name_where_it_would_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "socks5://proxy:1080")
-    with pytest.raises(InvalidRequestError, match="HTTPS_PROXY"):
-        async with Forwarder("http://localhost:1", NAMES).listening():
-            pass
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1080")
+    with RawServer(answering(DONE)) as server:
+        async with client_of(Forwarder(server.url, NAMES)) as client:
+            assert (await client.get("http://localhost:8000/x")).text == "ok"
+            refused = await client.get("http://elsewhere.example/x")
+    assert refused.status_code == 502
+    assert "ALL_PROXY" in refused.json()["message"]

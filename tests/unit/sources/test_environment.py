@@ -15,7 +15,15 @@ from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import open_store
 
-URIS = {"hf": "hf://o/r", "s3": "s3://bucket", "r2": "r2://account.bucket", "gs": "gs://bucket"}
+URIS = {
+    "hf": "hf://o/r",
+    "s3": "s3://bucket",
+    "r2": "r2://account.bucket",
+    "gs": "gs://bucket",
+    "cw": "cw://bucket",
+    "https": "https://host/file",
+    "azure": "azure://account/container",
+}
 EACH = tuple(URIS)
 WRONG = [
     *(("ALL_PROXY", value, EACH) for value in ("socks5h://127.0.0.1:1", "socks://h:1", "http://[::1", "://", "http://h:x")),
@@ -23,8 +31,8 @@ WRONG = [
     *(("HTTPS_PROXY", value, EACH) for value in ("https://proxy:3128", "ftp://proxy", "http://u:sesame@:1", "proxy:x")),
     *(("SSL_CERT_FILE", value, EACH) for value in ("/dev/null/missing/ca.pem", "/", __file__)),
     ("SSL_CERT_DIR", "/dev/null/missing", EACH),
-    *(("AWS_CA_BUNDLE", value, ("s3", "r2", "gs")) for value in ("/dev/null/missing/ca.pem", __file__)),
-    ("REQUESTS_CA_BUNDLE", "/dev/null/missing/ca.pem", ("s3", "r2")),
+    *(("AWS_CA_BUNDLE", value, ("s3", "r2", "cw", "gs")) for value in ("/dev/null/missing/ca.pem", __file__)),
+    ("REQUESTS_CA_BUNDLE", "/dev/null/missing/ca.pem", ("s3", "r2", "cw")),
     *(("HF_ENDPOINT", value, ("hf",)) for value in ("hub.example", "http://[::1", "http://h:x", "ftp://h", "http://a b", "https://")),
     *(("AWS_ENDPOINT_URL", value, ("s3",)) for value in ("minio:9000", "https://u:sesame@", "http://h:x")),
     ("AWS_ENDPOINT_URL_S3", "minio:9000", ("s3",)),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.sources.settings import CLOUDFLARE_R2, S3Credentials, UpstreamSettings, check_r2_template, r2_address
+from bdn.sources.settings import AZURE, CLOUDFLARE_R2, S3Credentials, UpstreamSettings, account_address, check_template
 from bdn.sources.sign_in import Assertion, AwsRole, GoogleServiceAccount, Secret
 
 ROLE = "arn:aws:iam::123456789012:role/weights"
@@ -103,13 +103,14 @@ def test_no_repr_shows_a_secret() -> None:
     ("https://r2.test/{account}/{jurisdiction}", "https://r2.test/4cc0/", "https://r2.test/4cc0/eu"),
     ("https://r2.test:8443", "https://r2.test:8443", "https://r2.test:8443"),
     ("http://[::1]:9000", "http://[::1]:9000", "http://[::1]:9000"),
+    (AZURE, "https://4cc0.blob.core.windows.net", "https://4cc0.blob.core.windows.net"),
 ])  # fmt: skip
 def test_placeholders_are_filled_in_and_an_absent_jurisdiction_takes_its_dot_along(
     template: str, without: str, with_jurisdiction: str
 ) -> None:
-    assert check_r2_template(f"{template}/") == template
-    assert r2_address(template, "4cc0", "") == without
-    assert r2_address(template, "4cc0", "eu") == with_jurisdiction
+    assert check_template(f"{template}/") == template
+    assert account_address(template, "4cc0", "") == without
+    assert account_address(template, "4cc0", "eu") == with_jurisdiction
 
 
 @pytest.mark.parametrize("template", [
@@ -118,7 +119,7 @@ def test_placeholders_are_filled_in_and_an_absent_jurisdiction_takes_its_dot_alo
 ])  # fmt: skip
 def test_what_does_not_become_an_address_is_refused(template: str) -> None:
     with pytest.raises(ValueError, match="must be an http or https address"):
-        check_r2_template(template)
+        check_template(template)
 
 
 REGIONS = [

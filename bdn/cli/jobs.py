@@ -1,0 +1,201 @@
+"""``bdn jobs``: training jobs, the progress of their ranks, and their logs."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Final
+
+import click
+
+from bdn.cli.clients import mirror_client
+from bdn.cli.output import DONE, FAILED, Output, command_line, table, waiting_for
+from bdn.core.errors import NotFoundError
+from bdn.core.training.states import ACTIVE, JobRank
+from bdn.core.units import format_duration, format_size
+from bdn.net.api_clients import MirrorClient
+from bdn.net.client import OutageRetry
+from bdn.wire.shapes import Items
+from bdn.wire.training_schema import (
+    LINES_AT_ONCE,
+    PREFIX,
+    LogLine,
+    LogPage,
+    LogQuery,
+    RankDocument,
+    TrainingJob,
+    TrainingJobSearch,
+    status_name,
+)
+
+_ACTIVE: Final = tuple(map(status_name, ACTIVE))
+_FOLLOW_SECONDS: Final = 2.0
+_LATE_NS: Final = 60 * 10**9  # the mirror dates a line at most 45 s before its arrival
+_MILLI: Final = 10**6  # nanoseconds
+
+
+@click.group()
+def jobs() -> None:
+    """List and stop training jobs, and print their logs."""
+
+
+async def _found(client: MirrorClient, job_id: str) -> TrainingJob:
+    """Raises ``NotFoundError``."""
+    for job in (await client.training_jobs(TrainingJobSearch(job_id=job_id))).training_jobs:
+        return job
+    raise NotFoundError(f"training job {job_id}")
+
+
+@jobs.command("ls")
+@click.option("--all", "is_all", is_flag=True, help="List jobs that have ended, too.")
+@command_line
+async def list_jobs(output: Output, *, is_all: bool) -> None:
+    """List active training jobs, newest first, with what each waits for or why it failed.
+
+    \b
+    Example: bdn jobs ls
+    Example: bdn jobs ls --all --json
+    """
+    async with mirror_client() as client:
+        search = TrainingJobSearch(statuses=None if is_all else list(_ACTIVE))
+        found = (await client.training_jobs(search)).training_jobs
+    rows = [{**_row(job), "reason": job.error_message} for job in found]
+    lines = table(rows, "no training jobs" if is_all else "no active training jobs; --all lists those that have ended")
+    output.result(Items[TrainingJob](items=found), lines, [job.id for job in found])
+
+
+@jobs.command()
+@click.argument("job_id", metavar="JOB")
+@command_line
+async def show(output: Output, *, job_id: str) -> None:
+    """Print a training job with its error and the progress of its ranks, the slowest rank first.
+
+    \b
+    Example: bdn jobs show 0a1b2c3d4e
+    """
+    async with mirror_client() as client:
+        job = await _found(client, job_id)
+    own = job.bdn
+    row = {**_row(job), "needs": job.instance_type.name, "cluster": own.cluster, "mirror": own.mirror_id}
+    ranks = sorted(own.ranks, key=lambda rank: (rank.state != "STAGING", _fraction(rank), rank.rank))
+    errors = [
+        f"rank {rank.rank} on node {rank.node}: {rank.error.message} [{rank.error.code}]"
+        for rank in ranks
+        if rank.error is not None
+    ]
+    reason = [] if job.error_message is None else [job.error_message]
+    output.result(job, [*table([row]), *reason, *table([_rank_row(rank) for rank in ranks]), *errors])
+
+
+@jobs.command()
+@click.argument("job_id", metavar="JOB")
+@click.option("--follow", "-f", is_flag=True, help="Print lines as they come, until the job has ended.")
+@command_line
+async def logs(output: Output, *, job_id: str, follow: bool) -> int:
+    """Print the log of a training job, oldest lines first, each line of rank N with (rN) before it.
+
+    With --follow the exit code is 0 only if the job COMPLETED; interrupting the command does not stop the job.
+
+    \b
+    Example: bdn jobs logs 0a1b2c3d4e
+    Example: bdn jobs logs 0a1b2c3d4e --follow
+    """
+    read = LogPage(logs=[])
+    async with mirror_client() as client:
+        job = await _found(client, job_id)
+        waiting = waiting_for(output, f"training job {job_id}")
+        before: dict[str | None, int] = {}
+        while True:  # a job in a terminal state gets no more lines
+            last = dict(before)
+            async for page in _pages(client, waiting, job, max(before.values(), default=0) - _LATE_NS):
+                new = [line for line in page if int(line.timestamp) > before.get(line.replica, -1)]
+                last.update({line.replica: int(line.timestamp) for line in new})
+                if output.as_json:
+                    read.logs += new
+                else:
+                    output.result(LogPage(logs=new), list(map(_text, new)))
+            if not follow or job.current_status not in _ACTIVE:
+                break
+            before = last
+            await asyncio.sleep(_FOLLOW_SECONDS)
+            job = await waiting.ask(partial(_found, client, job_id))
+    if output.as_json:
+        output.result(read, [])
+    if not follow:
+        return DONE
+    output.say(f"training job {job_id} is {_status(job)}")
+    return DONE if job.current_status == status_name("COMPLETED") else FAILED
+
+
+@jobs.command()
+@click.argument("job_id", metavar="JOB")
+@command_line
+async def stop(output: Output, *, job_id: str) -> None:
+    """Stop a training job: SIGTERM to its processes, SIGKILL after 30 s, and a last upload of its checkpoints.
+
+    The command does not wait for the end. A job that has ended stays as it is, with exit code 0.
+
+    \b
+    Example: bdn jobs stop 0a1b2c3d4e
+    """
+    async with mirror_client() as client:
+        before = await _found(client, job_id)
+        job = await client.stop_training_job(before.training_project_id, before.id)
+    if job.current_status in _ACTIVE:
+        line = f"training job {job.id} is stopping; 'bdn jobs logs {job.id} --follow' ends when it has ended"
+    elif before.current_status in _ACTIVE:
+        line = f"training job {job.id} is {_status(job)}"
+    else:
+        line = f"training job {job.id} had ended already: {_status(job)}"
+    output.result(job, [line])
+
+
+async def _pages(
+    client: MirrorClient, waiting: OutageRetry, job: TrainingJob, first_ns: int
+) -> AsyncIterator[list[LogLine]]:
+    """The lines of a log since then, in the order of their times."""
+    start = max(0, first_ns // _MILLI)
+    while True:
+        query = LogQuery(start_epoch_millis=start, direction="asc", limit=LINES_AT_ONCE)
+        page = (await waiting.ask(partial(client.training_log, job.training_project_id, job.id, query))).logs
+        if page:
+            yield page
+        if len(page) < LINES_AT_ONCE:
+            return
+        start = int(page[-1].timestamp) // _MILLI + 1  # no page ends inside a millisecond
+
+
+def _text(line: LogLine) -> str:
+    return line.message if line.replica is None else f"({line.replica}) {line.message}"
+
+
+def _status(job: TrainingJob) -> str:
+    return job.current_status.removeprefix(PREFIX)
+
+
+def _row(job: TrainingJob) -> dict[str, object]:
+    return {
+        "id": job.id,
+        "name": job.name,
+        "project": job.training_project.name,
+        "status": f"{_status(job)}, stopping" if job.bdn.stopping else _status(job),
+        "nodes": job.node_count,
+        "created": job.created_at,
+    }
+
+
+def _rank_row(rank: RankDocument) -> dict[str, object]:
+    total = rank.bytes_total
+    return {
+        "rank": rank.rank,
+        "node": rank.node,
+        "state": rank.state,
+        "bytes": format_size(rank.bytes_done) + ("" if total is None else f" of {format_size(total)}"),
+        "percent": None if total is None else f"{int(100 * _fraction(rank))} %",
+        "time left": None if rank.eta_seconds is None else format_duration(rank.eta_seconds),
+        "exit code": rank.exit_code,
+    }
+
+
+def _fraction(rank: RankDocument) -> float:
+    """Of its bytes that it has staged."""
+    return JobRank(rank.node, rank.state, bytes_done=rank.bytes_done, bytes_total=rank.bytes_total).fraction
