@@ -50,11 +50,6 @@ class InvalidRequestError(CallerError):
     problem: str
 
 
-class UploadRefusedError(InvalidRequestError):
-    message = "the upload {key!r} {problem}"
-    key: str
-
-
 class InvalidSourceError(CallerError):
     code = "INVALID_SOURCE"
     source: str

@@ -10,10 +10,10 @@ import pytest
 from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.errors import NotFoundError, UploadRefusedError
+from bdn.core.errors import NotFoundError
 from bdn.core.pace.retry import StallPolicy
 from bdn.core.source.uri import CheckpointUri
-from bdn.mirror.jobs.archives import PART_RULE
+from bdn.mirror.jobs.archives import PART_RULE, UploadRefusedError
 from bdn.mirror.jobs.pushes import GIVEN_UP_SECONDS
 from bdn.net.chunk_server.receiving import BUFFERS
 from bdn.wire.grants import PushGrant, UploadGrant

@@ -18,7 +18,6 @@ from bdn.core.errors import (
     NotFoundError,
     QuotaExceededError,
     SourceNotFoundError,
-    UploadRefusedError,
 )
 from bdn.core.manifest import PlacedFile, empty_file, is_small, large_file, slab_layouts
 from bdn.core.source.uri import CheckpointUri
@@ -35,6 +34,11 @@ GRANT_SECONDS: Final = 3600.0
 PART_RULE: Final = f"each part has 8 MiB, the last one at most 8 MiB: set multipart_chunksize to {CHUNK_SIZE}"
 _UNKNOWN: Final = "does not exist, or is not yours"
 _MOST_PARTS: Final = UPLOAD_BYTES // CHUNK_SIZE
+
+
+class UploadRefusedError(InvalidRequestError):
+    message = "the upload {key!r} {problem}"
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
