@@ -91,7 +91,7 @@ def test_places__of_checkpoints() -> None:
     given = spec(runtime={"checkpointing_config": {"enabled": True}, "load_checkpoint_config": loading})
     assert (given.places.checkpoints, given.places.loaded) == ("/mnt/ckpts", "/tmp/loaded_checkpoints")
     assert given.runtime.checkpointing is not None
-    assert given.runtime.checkpointing.size_bytes == 100 * 1024**3
+    assert given.runtime.checkpointing.size_bytes is None  # the node decides
     off = spec(
         runtime={"checkpointing_config": {"checkpoint_path": "/x"}, "load_checkpoint_config": {"checkpoints": named}}
     )
