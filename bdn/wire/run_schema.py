@@ -4,11 +4,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 
+from bdn.core.training.states import RankState, Want
 from bdn.wire.job_schema import SyncStatus
 from bdn.wire.shapes import ErrorBody, Number, Quantity, StrictModel
 
-Want = Literal["stage", "go", "stop"]
-RankState = Literal["STAGING", "STAGED", "RUNNING", "ENDED", "LOST"]
 LauncherName = Literal["podman", "docker", "bwrap"]
 LINES_AT_ONCE: Final = 1000
 LONGEST_LINE: Final = 64 * 1024  # bytes of UTF-8; an agent splits longer lines
@@ -105,7 +104,6 @@ class RunSpec(BaseModel):
 
     run: str
     rank: int
-    group_size: int
     gpus: int
     image: str | None
     login: RegistryLogin | None

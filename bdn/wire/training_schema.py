@@ -27,10 +27,9 @@ from bdn.core.errors import InvalidRequestError, NotSupportedError
 from bdn.core.source.uri import WeightsSource, normalise_mount
 from bdn.core.training.environment import CACHES, CHECKPOINTS, LOADED, WORKSPACE, JobPlaces, check_places, is_variable
 from bdn.core.training.placement import Demand
-from bdn.core.training.states import Status
+from bdn.core.training.states import RankState
 from bdn.core.units import parse_size
 from bdn.wire.mirror_schema import SOURCES_LIMIT, WeightsSourceBody
-from bdn.wire.run_schema import RankState
 from bdn.wire.shapes import MOST_FIELDS, ErrorBody
 
 PREFIX: Final = "TRAINING_JOB_"
@@ -475,7 +474,3 @@ class DeletedJob(BaseModel):
     id: str
     deleted: Literal[True] = True
     training_project_id: str
-
-
-def status_name(status: Status | str) -> str:
-    return f"{PREFIX}{status}"

@@ -239,13 +239,9 @@ class GraphqlRequest(BaseModel, json_schema_extra={"examples": [{"query": "{ tea
     variables: GraphqlVariables | None = None
 
 
-class GraphqlErrorCode(BaseModel):
-    code: str
-
-
 class GraphqlError(BaseModel):
     message: str
-    extensions: GraphqlErrorCode
+    extensions: dict[Literal["code"], str]
 
 
 class GraphqlAnswer(BaseModel):

@@ -5,25 +5,23 @@ and ids of processes are outside. The other files are the agent's alone.
 """
 
 import os
-import re
 import shlex
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from pydantic import BaseModel, ValidationError
 
 from bdn.core.errors import InvalidRequestError
+from bdn.core.training.environment import is_variable
 from bdn.disk.durable import disk_errors, make_folder, sync_folder
 from bdn.wire.run_schema import LauncherName, RunSpec
 from node_agent.disk.trash import Trash
 
 _SCRIPT: Final = Path(__file__).with_name("start.sh")
 _PRIVATE: Final = 0o700
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CODES: Final = range(256)
 _TAIL: Final = 2000  # bytes of an error message
 
@@ -38,37 +36,16 @@ class RunRecord(BaseModel):
     gpus: list[int] = []
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    path: Path
-
-    @property
-    def shared(self) -> Path:
-        return self.path / "shared"
-
-    @property
-    def pid(self) -> Path:
-        return self.path / "pid"
-
-    @property
-    def info(self) -> Path:
-        return self.path / "info"
-
-    @property
-    def login(self) -> Path:
-        return self.path / "login"
-
-    @property
-    def sent(self) -> Path:
-        return self.path / "sent.json"
-
-    @property
-    def output(self) -> Path:
-        return self.shared / "output"
-
-    @property
-    def stderr(self) -> Path:
-        return self.path / "launcher.err"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shared = path / "shared"
+        self.output = self.shared / "output"
+        self.pid = path / "pid"
+        self.info = path / "info"
+        self.login = path / "login"
+        self.sent = path / "sent.json"
+        self.stderr = path / "launcher.err"
 
     def make(self, record: RunRecord, spec: RunSpec, notes: Iterable[str], trash: Trash) -> None:
         """Create the directory anew, whole by one rename. Its output begins with ``notes``. Blocking.
@@ -161,6 +138,6 @@ def _write_private(path: Path, content: str) -> None:
 
 def _exports(environment: dict[str, str]) -> str:
     for name, value in environment.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
+        if not is_variable(name) or "\0" in value:
             raise InvalidRequestError(f"{name!r} is not a variable that a shell accepts")
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())

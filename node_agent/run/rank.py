@@ -17,11 +17,12 @@ from typing import Final
 
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError, ScratchFullError, single_error
 from bdn.core.pace.retry import RetryPolicy
+from bdn.core.training.states import RankState
 from bdn.disk.durable import disk_errors, remove_tree
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.wire.job_schema import JobVolumeRequest, SyncStatus
-from bdn.wire.run_schema import NodeCapacity, RankState, RunReport, RunSpec
+from bdn.wire.run_schema import NodeCapacity, RunReport, RunSpec
 from bdn.wire.shapes import body_of
 from node_agent.background_tasks import in_thread
 from node_agent.disk.cache_directory import boot_id
@@ -37,20 +38,14 @@ from node_agent.stage.stage import NodeStage
 from node_agent.stage.stages import StageService
 
 logger = logging.getLogger(__name__)
-OVER: Final[frozenset[RankState]] = frozenset({"ENDED", "LOST"})
 _STOP_SECONDS: Final = 30.0  # between SIGTERM and SIGKILL
 _LOOK_SECONDS: Final = 0.1
 _AGAIN_SECONDS: Final = 10.0  # after a failed cleanup
 _DRAIN_SECONDS: Final = 2.0  # between two reports about checkpoints
 # Until the mirror gives the job up: a full cache has room again when another job ends.
 _POLICY: Final = RetryPolicy(inf, longest_seconds=20.0)
-_FOLDERS: Final = {
-    "workspace": 0o755,
-    "tmp": 0o1777,
-    "home": 0o700,
-    "scratch": 0o755,
-    "loaded": 0o755,
-}  # of a job volume's scratch
+# Of a job volume's scratch.
+_FOLDERS: Final = {"workspace": 0o755, "tmp": 0o1777, "home": 0o700, "scratch": 0o755, "loaded": 0o755}
 _DOCKER_HUB: Final = "https://index.docker.io/v1/"  # as docker spells docker.io
 
 
@@ -129,13 +124,14 @@ class Rank:
     def report(self) -> RunReport:
         stage, volume, error = self._stage, self._volume, self._error or self._obstacle
         document = None if stage is None else self._services.stages.document(stage)
-        totals = [] if document is None else [mount.bytes_total for mount in document.mounts]
+        mounts = [] if document is None else document.mounts
+        totals = [mount.bytes_total for mount in mounts]
         known = [total for total in totals if total is not None]
         return RunReport(
             run=self.run,
             rank=self.rank,
             state=self.state,
-            bytes_done=0 if document is None else sum(mount.bytes_done for mount in document.mounts),
+            bytes_done=sum(mount.bytes_done for mount in mounts),
             bytes_total=sum(known) if document is not None and len(known) == len(totals) else None,
             eta_seconds=None if document is None else document.eta_seconds,
             exit_code=self._exit_code,
@@ -250,14 +246,10 @@ class Rank:
                 remove_tree(scratch / name)  # of an earlier attempt
                 (scratch / name).mkdir()
                 (scratch / name).chmod(mode)
-        shown = (
-            {}
-            if stage is None
-            else {
-                one.mount_location: self._services.stages.path_of(stage.record, one).resolve()
-                for one in stage.record.mounts
-            }
-        )
+        shown: dict[str, Path] = {}
+        if stage is not None:
+            path_of = self._services.stages.path_of
+            shown = {one.mount_location: path_of(stage.record, one).resolve() for one in stage.record.mounts}
         if spec.archive is not None:
             archive = next(path for path in sorted(shown.pop(spec.archive).rglob("*")) if path.is_file())
             unpack(archive, scratch / "workspace", volume.scratch.size, self._stop_unpacking)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, NotFoundError
+from bdn.core.training.states import OVER
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.heartbeat_schema import Report
@@ -21,7 +22,7 @@ from node_agent.mirror_link.heartbeats import ChangeSignal
 from node_agent.run.capacity import capacity_of
 from node_agent.run.directory import RunDirectory, RunRecord
 from node_agent.run.launchers import answering_launcher
-from node_agent.run.rank import OVER, NodeServices, Rank
+from node_agent.run.rank import NodeServices, Rank
 from node_agent.settings import AgentSettings
 from node_agent.stage.stages import StageService
 
@@ -76,7 +77,7 @@ class Runs:
             await rank.go()
         elif command.want == "stop":
             rank.stop()
-        answers = OVER if command.want != "stage" else OVER | {"STAGED", "RUNNING"}
+        answers = OVER if command.want != "stage" else (*OVER, "STAGED", "RUNNING")
         told = None
         while True:
             changed, report = rank.changed, rank.report()

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 Status = Literal["CREATED", "PENDING", "DEPLOYING", "RUNNING", "COMPLETED", "FAILED", "DEPLOY_FAILED", "STOPPED"]
-RankStatus = Literal["STAGING", "STAGED", "RUNNING", "ENDED", "LOST"]
+RankState = Literal["STAGING", "STAGED", "RUNNING", "ENDED", "LOST"]
 Want = Literal["stage", "go", "stop"]
 
 ACTIVE: Final[tuple[Status, ...]] = ("CREATED", "PENDING", "DEPLOYING", "RUNNING")
-OVER: Final[tuple[RankStatus, ...]] = ("ENDED", "LOST")
+OVER: Final[tuple[RankState, ...]] = ("ENDED", "LOST")
 STAGE_SECONDS: Final = 3600.0  # from the placement until every rank is STAGED
 LAST_PUSH_SECONDS: Final = 3600.0  # from the end of a rank's commands until its checkpoints are pushed
 SILENT_SECONDS: Final = 60.0  # without a heartbeat, after which a node is lost
-_ORDER: Final[dict[RankStatus, int]] = {"STAGING": 0, "STAGED": 1, "RUNNING": 2, "ENDED": 3, "LOST": 3}
+_ORDER: Final[dict[RankState, int]] = {"STAGING": 0, "STAGED": 1, "RUNNING": 2, "ENDED": 3, "LOST": 3}
 _SIGNALS: Final = 128  # a rank that signal n killed has the exit code 128 + n (POSIX shells)
 _KILLED: Final = 137
 
@@ -40,7 +40,7 @@ class JobRank:
     """A rank as its agent reported it last. ``exited_at``: when its commands were known to have ended."""
 
     node: str
-    state: RankStatus = "STAGING"
+    state: RankState = "STAGING"
     exit_code: int | None = None
     failure: Failure | None = None
     exited_at: float | None = None
@@ -70,7 +70,7 @@ class Job:
         return self.status in ACTIVE
 
 
-def can_follow(before: RankStatus, after: RankStatus) -> bool:
+def can_follow(before: RankState, after: RankState) -> bool:
     """Whether a report of ``after`` is news: reports may be repeated, and arrive late."""
     return before not in OVER and _ORDER[after] >= _ORDER[before]
 

@@ -18,7 +18,6 @@ from bdn.wire.push_schema import Checkpoint
 from bdn.wire.v1_schema import (
     GraphqlAnswer,
     GraphqlError,
-    GraphqlErrorCode,
     GraphqlRequest,
     NamedCheckpoint,
     TemplateRequest,
@@ -54,8 +53,7 @@ async def graphql(api: _Api, body: GraphqlRequest, caller: TeamController) -> Gr
                 raise _unsupported(f"the GraphQL field {name}")
             data[key] = _picked(await fields[name](), inner)
     except BdnError as error:
-        told = GraphqlError(message=str(error), extensions=GraphqlErrorCode(code=error.code))
-        return GraphqlAnswer(data=None, errors=[told])
+        return GraphqlAnswer(data=None, errors=[GraphqlError(message=str(error), extensions={"code": error.code})])
     return GraphqlAnswer(data=data)
 
 

@@ -150,6 +150,8 @@ _Api = Annotated[ClientApi, provided(ClientApi)]
 _Id = Annotated[str, Path(min_length=1, max_length=256, pattern=TEXT)]
 _Offset = Annotated[int, Query(ge=0, lt=2**53)]
 
+_JOB: Final = "/v1/training_projects/{project_id}/jobs/{job_id}"
+
 v1_router = new_router("baseten")
 
 
@@ -199,9 +201,7 @@ async def training_cache_summary(api: _Api, project_id: _Id, caller: TeamControl
 # --- a job's checkpoints, metrics and sessions ---
 
 
-@v1_router.get(
-    "/v1/training_projects/{project_id}/jobs/{job_id}/checkpoints", summary="A job's checkpoints, oldest first"
-)
+@v1_router.get(f"{_JOB}/checkpoints", summary="A job's checkpoints, oldest first")
 async def job_checkpoints(api: _Api, project_id: _Id, job_id: _Id, caller: TeamController) -> JobCheckpoints:
     job = await api.training.job(caller, project_id, job_id)
     by_name: dict[str, list[Checkpoint]] = {}
@@ -210,9 +210,7 @@ async def job_checkpoints(api: _Api, project_id: _Id, job_id: _Id, caller: TeamC
     return JobCheckpoints(training_job=job, checkpoints=[_job_checkpoint(ranks) for ranks in by_name.values()])
 
 
-@v1_router.get(
-    "/v1/training_projects/{project_id}/jobs/{job_id}/checkpoint_files", summary="Signed addresses of checkpoint files"
-)
+@v1_router.get(f"{_JOB}/checkpoint_files", summary="Signed addresses of checkpoint files")
 async def checkpoint_files(
     *,
     api: _Api,
@@ -248,7 +246,7 @@ async def checkpoint_files(
     return CheckpointFiles(presigned_urls=files, next_page_token=end if end < before else None, total_count=before)
 
 
-@v1_router.get("/v1/training_projects/{project_id}/jobs/{job_id}/download", summary="A signed address of the archive")
+@v1_router.get(f"{_JOB}/download", summary="A signed address of the archive")
 async def download(
     *, api: _Api, project_id: _Id, job_id: _Id, caller: TeamController, request: Request, response: Response
 ) -> ArchiveAnswer:
@@ -259,14 +257,14 @@ async def download(
     return ArchiveAnswer(artifact_presigned_urls=[f"{api.address(request)}{one.url}" for one in found])
 
 
-@v1_router.post("/v1/training_projects/{project_id}/jobs/{job_id}/metrics", summary="A job's metrics of storage")
+@v1_router.post(f"{_JOB}/metrics", summary="A job's metrics of storage")
 async def query_metrics(
     api: _Api, project_id: _Id, job_id: _Id, body: MetricsQuery, caller: TeamController
 ) -> JobMetrics:
     return await api.metrics(caller, project_id, job_id, body)
 
 
-@v1_router.get("/v1/training_projects/{project_id}/jobs/{job_id}/metrics", summary="A job's metrics of storage")
+@v1_router.get(f"{_JOB}/metrics", summary="A job's metrics of storage")
 async def get_metrics(
     *,
     api: _Api,
@@ -280,9 +278,7 @@ async def get_metrics(
     return await api.metrics(caller, project_id, job_id, window)
 
 
-@v1_router.get(
-    "/v1/training_projects/{project_id}/jobs/{job_id}/auth_codes", summary="No codes: jobs have no interactive sessions"
-)
+@v1_router.get(f"{_JOB}/auth_codes", summary="No codes: jobs have no interactive sessions")
 async def auth_codes(api: _Api, project_id: _Id, job_id: _Id, caller: TeamController) -> AuthCodesAnswer:
     await api.training.job(caller, project_id, job_id)
     return AuthCodesAnswer()
@@ -336,7 +332,6 @@ async def capacity(_: TeamController) -> CapacityAnswer:
 
 # --- what BDN does not have ---
 
-_JOB: Final = "/v1/training_projects/{project_id}/jobs/{job_id}"
 _NO_SESSIONS: Final = (
     "an interactive session",
     "read the output with 'truss train logs', and push another job to try something",

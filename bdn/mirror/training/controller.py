@@ -282,11 +282,13 @@ class Controller:
                 agents = await training.job_agents(session, now)
                 demand = (await self._needs_of(session, row)).demand
                 row.cluster = outcome.cluster
-                row.ranks = [_rank(agents[node.cluster, node.name], demand) for node in outcome.nodes]
+                placed = [agents[node.cluster, node.name] for node in outcome.nodes]
+                row.ranks = [
+                    {"node": agent.node, "boot_id": agent.boot_id, "gpus": demand.gpus, "state": "STAGING"}
+                    for agent in placed
+                ]
                 names = ", ".join(node.name for node in outcome.nodes)
-                line = (
-                    f"mirrored; staging on {counted(len(outcome.nodes), 'node')} of cluster {outcome.cluster}: {names}"
-                )
+                line = f"mirrored; staging on {counted(len(placed), 'node')} of cluster {outcome.cluster}: {names}"
                 await self.steps.enter(session, row, now, "DEPLOYING", line)
                 training.note_change(session, row)
 
@@ -377,14 +379,9 @@ def _taken(node: Node, demand: Demand) -> Node:
 
 def _reserved(node: Node, demand: Demand, cluster: str) -> Node:
     """A job that waits is not overtaken by smaller ones that would take its nodes one by one."""
-    is_its = node.cluster == cluster and node.suits(demand)
-    if not is_its:
+    if node.cluster != cluster or not node.suits(demand):
         return node
     return replace(node, gpus_used=node.gpus) if demand.gpus else replace(node, slots_used=node.slots)
-
-
-def _rank(agent: JobAgent, demand: Demand) -> Json:
-    return {"node": agent.node, "boot_id": agent.boot_id, "gpus": demand.gpus, "state": "STAGING"}
 
 
 def _is_news(row: TrainingJobRow, outcome: _Outcome) -> bool:

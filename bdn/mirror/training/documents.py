@@ -7,6 +7,7 @@ from bdn.mirror.training.steps import job_of
 from bdn.wire.job_schema import SyncStatus
 from bdn.wire.shapes import moment
 from bdn.wire.training_schema import (
+    PREFIX,
     InstanceType,
     OwnFields,
     ProjectName,
@@ -14,7 +15,6 @@ from bdn.wire.training_schema import (
     TrainingJob,
     TrainingJobSpec,
     TrainingProject,
-    status_name,
 )
 
 
@@ -29,7 +29,7 @@ def job_document(state: JobState) -> TrainingJob:
         id=row.id,
         created_at=moment(row.created_at),
         updated_at=moment(row.updated_at),
-        current_status=status_name(row.status),
+        current_status=f"{PREFIX}{row.status}",
         error_message=str(job.failure) if job.failure else row.waiting_for,
         instance_type=InstanceType.of(spec.compute),
         node_count=spec.compute.demand.nodes,

@@ -1,9 +1,9 @@
 """Training jobs as their callers see them: created, listed, changed, stopped, repeated and deleted.
 
-With ``team`` None, a method covers the whole organisation; otherwise, other teams' jobs are NOT_FOUND.
+For a caller without a team, a method covers the whole organisation; for others, other teams' jobs are NOT_FOUND.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bdn.core.errors import InUseError, NotFoundError
@@ -14,7 +14,7 @@ from bdn.mirror.access.access import Caller
 from bdn.mirror.db import projects, training
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.projects import new_id
-from bdn.mirror.db.tables import Json, ProjectRow, TrainingJobRow
+from bdn.mirror.db.tables import ProjectRow, TrainingJobRow
 from bdn.mirror.db.training import JobState
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.archives import Archives
@@ -22,7 +22,7 @@ from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.training.documents import job_document, project_document, spec_of
 from bdn.mirror.training.loading import extra_source
 from bdn.mirror.training.logs import Logs
-from bdn.mirror.training.steps import Steps
+from bdn.mirror.training.steps import Steps, is_own_mirror
 from bdn.wire.run_schema import NodeCapacity
 from bdn.wire.training_schema import (
     PREFIX,
@@ -59,48 +59,41 @@ class TrainingJobs:
     steps: Steps
     logs: Logs
 
-    async def create(
-        self, organisation: str, team: str | None, project: str, request: TrainingJobRequest
-    ) -> TrainingJob:
+    async def create(self, caller: Caller, project: str, request: TrainingJobRequest) -> TrainingJob:
         """Record a job. What is wrong in the request raises ``CallerError`` and records none."""
         spec = request.training_job
         spec.check()
-        self.requests.check(spec.sources(), organisation, team)
-        found = await self._project(organisation, team, project)
+        self.requests.check(spec.sources(), caller.organisation, caller.team)
+        async with self.database.read() as session:
+            found = await _project(session, caller, project)
         job = new_id()
-        extras: list[Json] = []
+        archive: str | None = None
         for artifact in spec.runtime.artifacts or ():
-            source = await self.archives.commit(organisation, team, artifact.s3_key, found.id, job)
-            extras = [extra_source(source, ARCHIVE, is_archive=True)]
+            archive = await self.archives.commit(caller.organisation, caller.team, artifact.s3_key, found.id, job)
         warnings = _warnings(spec, request.unknown_fields())
-        return await self._insert(
-            organisation, team, project=found, job=job, spec=spec, extras=extras, warnings=warnings
-        )
+        return await self._insert(caller, found, job, spec, archive=archive, warnings=warnings)
 
-    async def recreate(self, organisation: str, team: str | None, project: str, job: str) -> TrainingJob:
+    async def recreate(self, caller: Caller, project: str, job: str) -> TrainingJob:
         """A new job with the same request and archive."""
-        before = await self._get(organisation, team, project, job)
+        before = await self._get(caller, project, job)
         spec, fresh = spec_of(before.row), new_id()
-        extras: list[Json] = []
-        if any(extra["is_archive"] for extra in before.row.extras):
-            source = await self.archives.reuse(before.project.id, job, fresh)
-            extras = [extra_source(source, ARCHIVE, is_archive=True)]
+        archive: str | None = None
+        if is_own_mirror(before.row.extras):
+            archive = await self.archives.reuse(before.project.id, job, fresh)
         warnings = [f"recreated from training job {job}", *_warnings(spec, [])]
-        return await self._insert(
-            organisation, team, project=before.project, job=fresh, spec=spec, extras=extras, warnings=warnings
-        )
+        return await self._insert(caller, before.project, fresh, spec, archive=archive, warnings=warnings)
 
     async def _insert(
         self,
-        organisation: str,
-        team: str | None,
-        *,
+        caller: Caller,
         project: ProjectRow,
         job: str,
         spec: TrainingJobSpec,
-        extras: list[Json],
+        *,
+        archive: str | None,
         warnings: list[str],
     ) -> TrainingJob:
+        extras = [] if archive is None else [extra_source(archive, ARCHIVE, is_archive=True)]
         async with self.database.write() as session:
             if not await projects.lock(session, project.id):
                 raise NotFoundError(f"project {project.id}")
@@ -108,8 +101,8 @@ class TrainingJobs:
             number = await training.next_number(session, project.id)
             row = TrainingJobRow(
                 id=job,
-                organisation=organisation,
-                requester_team=team,
+                organisation=caller.organisation,
+                requester_team=caller.team,
                 project=project.id,
                 number=number,
                 name=spec.name or f"job-{number}",
@@ -136,24 +129,20 @@ class TrainingJobs:
             await self.steps.say(session, row, now, f"the job is created; mirroring {sources}", *warnings)
         return job_document(JobState(row, project))
 
-    async def _project(self, organisation: str, team: str | None, project: str) -> ProjectRow:
+    async def _get(self, caller: Caller, project: str, job: str) -> JobState:
         async with self.database.read() as session:
-            return await _project(session, organisation, team, project)
+            return await training.get(session, caller.organisation, caller.team, project, job)
 
-    async def _get(self, organisation: str, team: str | None, project: str, job: str) -> JobState:
+    async def get(self, caller: Caller, project: str, job: str) -> ProjectJobAnswer:
         async with self.database.read() as session:
-            return await training.get(session, organisation, team, project, job)
-
-    async def get(self, organisation: str, team: str | None, project: str, job: str) -> ProjectJobAnswer:
-        async with self.database.read() as session:
-            state = await training.get(session, organisation, team, project, job)
-            newest = await training.latest(session, organisation, project)
+            state = await training.get(session, caller.organisation, caller.team, project, job)
+            newest = await training.latest(session, caller.organisation, project)
         return ProjectJobAnswer(
             training_project=project_document(state.project, newest.get(project)), training_job=job_document(state)
         )
 
     async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:
-        return job_document(await self._get(caller.organisation, caller.team, project_id, job_id))
+        return job_document(await self._get(caller, project_id, job_id))
 
     async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
         """The newest job of each of these projects of the caller that has one."""
@@ -173,24 +162,23 @@ class TrainingJobs:
             found = (await training.job_agents(session, now)).values()
         return [NodeCapacity.model_validate(agent.capacity) for agent in found if agent.is_alive(now)]
 
-    async def of_project(self, organisation: str, team: str | None, project: str) -> ProjectJobsAnswer:
+    async def of_project(self, caller: Caller, project: str) -> ProjectJobsAnswer:
         async with self.database.read() as session:
-            row = await _project(session, organisation, team, project)
-            found = await training.listed(session, organisation, team, project=row.id)
+            row = await _project(session, caller, project)
+            found = await training.listed(session, caller.organisation, caller.team, project=row.id)
         return ProjectJobsAnswer(
             training_project=project_document(row, found[0].row if found else None),
             training_jobs=[job_document(one) for one in found],
         )
 
-    async def search(self, organisation: str, team: str | None, query: TrainingJobSearch) -> list[TrainingJob]:
-        statuses: Collection[str] | None = None
-        if query.statuses is not None:
-            statuses = [status.removeprefix(PREFIX) for status in query.statuses]
+    async def search(self, caller: Caller, query: TrainingJobSearch) -> list[TrainingJob]:
+        given = query.statuses
+        statuses = None if given is None else [status.removeprefix(PREFIX) for status in given]
         async with self.database.read() as session:
             found = await training.listed(
                 session,
-                organisation,
-                team,
+                caller.organisation,
+                caller.team,
                 project=query.project_id,
                 job=query.job_id,
                 statuses=statuses,
@@ -198,11 +186,9 @@ class TrainingJobs:
             )
         return [job_document(one) for one in found]
 
-    async def change(
-        self, organisation: str, team: str | None, project: str, job: str, patch: TrainingJobPatch
-    ) -> TrainingJob:
+    async def change(self, caller: Caller, project: str, job: str, patch: TrainingJobPatch) -> TrainingJob:
         """Change priority or availability model. Raises ``WrongStateError`` unless the job is PENDING."""
-        state = await self._get(organisation, team, project, job)
+        state = await self._get(caller, project, job)
         async with self.database.write() as session:
             row = await _locked(session, job)
             if row.status != "PENDING":
@@ -215,20 +201,20 @@ class TrainingJobs:
             training.note_change(session, row)
         return job_document(JobState(row, state.project))
 
-    async def stop(self, organisation: str, team: str | None, project: str, job: str) -> TrainingJob:
+    async def stop(self, caller: Caller, project: str, job: str) -> TrainingJob:
         """Request the end of a job; a terminal state stays. The state changes once its ranks have ended."""
-        state = await self._get(organisation, team, project, job)
+        state = await self._get(caller, project, job)
         async with self.database.write() as session:
             row = await _locked(session, job)
             await self.steps.stop(session, row, self.database.now())
         return job_document(JobState(row, state.project))
 
-    async def remove(self, organisation: str, team: str | None, project: str, job: str) -> DeletedJob:
+    async def remove(self, caller: Caller, project: str, job: str) -> DeletedJob:
         """Delete a job that has ended, with its log, archive and checkpoints. What was mirrored from these stays.
 
         Raises ``WrongStateError`` while it has not ended.
         """
-        state = await self._get(organisation, team, project, job)
+        state = await self._get(caller, project, job)
         if state.row.status in ACTIVE:
             raise WrongStateError(
                 f"training job {job}", (state.row.status,), "stop it first, and wait until it has ended"
@@ -238,14 +224,14 @@ class TrainingJobs:
             await training.remove(session, job)
         return DeletedJob(id=job, training_project_id=state.project.id)
 
-    async def log(self, organisation: str, team: str | None, project: str, job: str, query: LogQuery) -> LogPage:
-        await self._get(organisation, team, project, job)
+    async def log(self, caller: Caller, project: str, job: str, query: LogQuery) -> LogPage:
+        await self._get(caller, project, job)
         return LogPage(logs=await self.logs.read(job, query))
 
 
-async def _project(session: ReadSession, organisation: str, team: str | None, project: str) -> ProjectRow:
+async def _project(session: ReadSession, caller: Caller, project: str) -> ProjectRow:
     """Unlike ``projects.find``, accepts no name. Raises ``NotFoundError``."""
-    row = await projects.find(session, organisation, project, team)
+    row = await projects.find(session, caller.organisation, project, caller.team)
     if row is None or row.id != project:
         raise NotFoundError(f"training project {project}")
     return row

@@ -91,11 +91,10 @@ class Logs:
                     size += len(line[2])
         if is_ascending and not from_oldest:
             page.reverse()
-        return [LogLine(timestamp=str(at), message=text, replica=_replica(rank)) for at, rank, text in page]
-
-
-def _replica(rank: int) -> str | None:
-    return f"r{rank}" if rank >= 0 else None
+        return [
+            LogLine(timestamp=str(at), message=text, replica=f"r{rank}" if rank >= 0 else None)
+            for at, rank, text in page
+        ]
 
 
 def _dated(lines: Sequence[Line], earliest: int, latest: int, before: int) -> list[Line]:

@@ -23,7 +23,7 @@ from bdn.mirror.db.waiting import JOBS_CHANGED, SharedRead
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.logs import Logs
-from bdn.mirror.training.steps import Steps, wants_of
+from bdn.mirror.training.steps import Steps, is_own_mirror, wants_of
 from bdn.wire.cache_schema import CacheRequest
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, PushGrant
 from bdn.wire.heartbeat_schema import Command, Report
@@ -173,7 +173,6 @@ class JobRuns:
         return RunSpec(
             run=row.id,
             rank=rank,
-            group_size=of.group_size,
             gpus=of.gpus,
             image=spec.image.base_image if spec.image is not None else None,
             login=None if login is None else login_of(*login, secrets[login[1]]),
@@ -182,7 +181,7 @@ class JobRuns:
             commands=list(spec.runtime.start_commands or ()),
             environment=environment(of, places, spec.runtime.plain, secret),
             working_dir=places.working,
-            archive=ARCHIVE if any(extra["is_archive"] for extra in row.extras) else None,
+            archive=ARCHIVE if is_own_mirror(row.extras) else None,
             read_grant=self.signer.sign(read) if mounts else None,
             scratch=SCRATCH,
             scratch_bytes=None,

@@ -6,8 +6,8 @@ waits for another process, and two processes cannot take one twice: they lock th
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final
 
 from bdn.core.errors import BdnError
 from bdn.core.training.states import ACTIVE, Failure, Job, JobRank, Status, Want, advance, wanted
@@ -35,18 +35,20 @@ def failure_of(error: BdnError) -> Failure:
 
 
 def job_of(row: TrainingJobRow) -> Job:
-    failure = row.failure and Failure(row.failure["code"], row.failure["message"])
     status: Status = row.status  # type: ignore[assignment] # only statuses are written
-    return Job(status, row.since, tuple(map(_rank_of, row.ranks)), row.ending_at, failure or None)
+    return Job(status, row.since, tuple(map(_rank_of, row.ranks)), row.ending_at, _failure_in(row.failure))
+
+
+def _failure_in(error: Json | None) -> Failure | None:
+    return Failure(error["code"], error["message"]) if error else None
 
 
 def _rank_of(record: Json) -> JobRank:
-    error = record.get("error")
     return JobRank(
         record["node"],
         record["state"],
         record.get("exit_code"),
-        error and Failure(error["code"], error["message"]),
+        _failure_in(record.get("error")),
         record.get("exited_at"),
         record.get("bytes_done", 0),
         record.get("bytes_total"),
@@ -82,7 +84,7 @@ class Steps:
     async def fail(self, session: WriteSession, row: TrainingJobRow, now: float, failure: Failure) -> None:
         """End a job, whose row is locked, for this reason, unless its end was decided before."""
         if row.status in ACTIVE and row.ending_at is None:
-            row.failure, row.ending_at, row.updated_at = _body(failure), now, now
+            row.failure, row.ending_at, row.updated_at = asdict(failure), now, now
             training.note_change(session, row)
         await self.take(session, row, now)
 
@@ -90,7 +92,7 @@ class Steps:
         """Take all due steps of a job, whose row is locked, and wake all that wait for them."""
         while (job := job_of(row)) is not (after := advance(job, now)):
             if after.failure is not job.failure and after.failure is not None:
-                row.failure, row.ending_at = _body(after.failure), after.ending_at
+                row.failure, row.ending_at = asdict(after.failure), after.ending_at
                 if after.status == job.status:
                     await self.say(session, row, now, f"{after.failure}; the other ranks are stopped")
             if after.status != job.status:
@@ -103,28 +105,20 @@ class Steps:
     ) -> None:
         """Write a new status of a job, whose row is locked."""
         before, row.status = row.status, status
-        facts = {
-            "job": row.id,
-            "organisation": row.organisation,
-            "status": status,
-            "seconds": round(now - row.since, 3),
-        }
+        seconds = now - row.since
+        facts = {"job": row.id, "organisation": row.organisation, "status": status, "seconds": round(seconds, 3)}
         logger.info("training job changed", extra=facts)
-        self.on_phase(before, now - row.since)
+        self.on_phase(before, seconds)
         row.since = row.updated_at = now
         row.waiting_for = None
         if status not in ACTIVE:
             row.claimed_by = row.claim_expires_at = None
             if before == "CREATED" and row.mirror_id is not None and is_own_mirror(row.extras):
                 await mirrors.finish(session, row.mirror_id, "CANCELED", now=now)
-        failure = row.failure and Failure(row.failure["code"], row.failure["message"])
+        failure = _failure_in(row.failure)
         await self.say(session, row, now, line or (f"the job failed: {failure}" if failure else f"the job is {status}"))
 
 
 def is_own_mirror(extras: Sequence[Json]) -> bool:
     """Whether no other job can have the same mirror: its archive is among the sources."""
     return any(extra["is_archive"] for extra in extras)
-
-
-def _body(failure: Failure) -> dict[str, Any]:
-    return {"code": failure.code, "message": failure.message}

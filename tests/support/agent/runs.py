@@ -18,10 +18,11 @@ import pytest
 
 from bdn.core.errors import NotFoundError
 from bdn.core.layout import Manifest
+from bdn.core.training.states import RankState, Want
 from bdn.settings import SettingsError
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.heartbeat_schema import Command, Heartbeat
-from bdn.wire.run_schema import RankState, RunCommand, RunOutput, RunOutputReply, RunReport, RunSpec, Want
+from bdn.wire.run_schema import RunCommand, RunOutput, RunOutputReply, RunReport, RunSpec
 from bdn.wire.shapes import document_of
 from node_agent.run.launchers import answering_launcher
 from node_agent.stage.view.exposure import mounts_below
@@ -81,7 +82,6 @@ class RunMirror(AgentMirror):
         given = {
             "run": run,
             "rank": 0,
-            "group_size": 1,
             "gpus": 0,
             "image": "python:3.11",
             "login": None,

@@ -11,7 +11,7 @@ from bdn.core.training.states import (
     Failure,
     Job,
     JobRank,
-    RankStatus,
+    RankState,
     Status,
     advance,
     can_follow,
@@ -24,7 +24,7 @@ NOW: Final = BEGAN + 10
 FULL: Final = Failure("SCRATCH_FULL", "scratch is full")
 
 
-def rank(state: RankStatus, **fields: Any) -> JobRank:
+def rank(state: RankState, **fields: Any) -> JobRank:
     return JobRank("n1", state, **fields)
 
 
@@ -111,12 +111,12 @@ WANTS: Final = [
 
 
 @pytest.mark.parametrize(("of", "state", "want"), WANTS)
-def test_wanted(of: Job, state: RankStatus, want: str | None) -> None:
+def test_wanted(of: Job, state: RankState, want: str | None) -> None:
     assert wanted(of, rank(state)) == want
 
 
 def test_can_follow__only_forwards_and_not_after_the_end() -> None:
-    order: list[RankStatus] = ["STAGING", "STAGED", "RUNNING", "ENDED"]
+    order: list[RankState] = ["STAGING", "STAGED", "RUNNING", "ENDED"]
     for first, before in enumerate(order):
         for second, after in enumerate(order):
             assert can_follow(before, after) == (first <= second and before != "ENDED")
