@@ -47,8 +47,10 @@ async def truss(output: Output, *, arguments: Sequence[str]) -> int:
     forwarder = Forwarder(settings.url, NAMES, headers, Authorities(settings.tls_ca), output.error)
     async with forwarder.listening() as proxy:
         environment = environment_of(os.environ, proxy, settings.token)
-        process = await asyncio.create_subprocess_exec(program, *arguments, env=environment)
-        with _signals_go_to(process):
+        children: list[asyncio.subprocess.Process] = []
+        with _signals_go_to(children):
+            process = await asyncio.create_subprocess_exec(program, *arguments, env=environment)
+            children.append(process)
             code = await process.wait()
     return code if code >= 0 else 128 - code
 
@@ -61,11 +63,11 @@ def environment_of(environ: Mapping[str, str], proxy: str, token: str | None) ->
 
 
 @contextmanager
-def _signals_go_to(process: asyncio.subprocess.Process) -> Iterator[None]:
+def _signals_go_to(children: list[asyncio.subprocess.Process]) -> Iterator[None]:
     """Inside the context, truss decides when it ends: a terminal sends Ctrl-C to both, and SIGTERM is passed on."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)
-    loop.add_signal_handler(signal.SIGTERM, process.terminate)
+    loop.add_signal_handler(signal.SIGTERM, lambda: [child.terminate() for child in children])
     try:
         yield
     finally:

@@ -12,8 +12,9 @@ for file in "$run"/command.*; do
     [ -n "$stopped" ] && code=143 && break
     begin "$shell" "$(cat "$file")" & child=$!
     [ -z "$stopped" ] || kill -TERM -1 2>/dev/null      # stopped since the line before the last: the trap missed this child
-    wait "$child"; code=$?                              # a trapped signal ends this wait early
+    wait "$child"; code=$?                              # a trapped signal ends this wait early, with 143
     while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done
+    if [ "$code" = 143 ]; then wait "$child"; again=$?; [ "$again" = 127 ] || code=$again; fi
     [ "$code" = 0 ] || break                            # the first failure ends the rank
 done
 [ -n "$stopped" ] || kill -TERM -1 2>/dev/null          # to what the commands left in the background

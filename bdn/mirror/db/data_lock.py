@@ -69,6 +69,8 @@ def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
     try:
         if not try_lock(descriptor, data_dir):
             raise _in_use(data_dir, descriptor)
+        with suppress(OSError):
+            os.fchmod(descriptor, _PRIVATE)  # whoever created it
         lock = DataLock(descriptor, program)
         lock.say()
         yield lock
