@@ -297,6 +297,8 @@ OIDC: Final = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn:aws:iam::1:r
 REFUSED: Final[list[tuple[Json, int, str]]] = [
     ({"weights": [source("azure://a/b")]}, 422, "INVALID_SOURCE"),
     ({"weights": [source("hf://org/model", "/b10/x")]}, 422, "INVALID_MOUNT"),
+    ({"weights": [source("hf://org/model", "/app:ro")]}, 422, "INVALID_MOUNT"),
+    ({"image": {"base_image": "--privileged"}}, 422, "INVALID_REQUEST"),
     ({"weights": [source("s3://bucket", auth=OIDC)]}, 422, "INVALID_REQUEST"),  # this mirror is not an issuer
     ({"runtime": {"start_commands": [" "]}}, 422, "INVALID_REQUEST"),
     ({"runtime": runtime(environment_variables={"a-b": "x"})}, 422, "INVALID_REQUEST"),
