@@ -214,6 +214,28 @@ async def test_a_silent_node__is_lost_after_a_minute_and_told_to_stop_when_it_is
     assert (await client.job(job))["bdn"]["ranks"][1]["state"] == "LOST"
 
 
+async def test_a_node_that_restarted_while_others_stage__is_lost(timed: MirrorUnderTest, clock: Clock) -> None:
+    one, two = JobAgent(timed, "n1"), JobAgent(timed, "n2")
+    await one.beat()
+    await two.beat()
+    client = await JobClient.of(timed)
+    job = await client.create(spec(nodes=2))
+    await looked(timed)
+    await one.report(f"run:{job}:0:stage", "STAGED")
+    for _ in range(5):
+        clock.now += 14
+        await one.told()
+        await two.told()
+        await looked(timed, 1)
+    assert await client.status(job) == "DEPLOYING"
+    one.state["boot_id"] = "after a restart"
+    await one.told()
+    await looked(timed, 1)
+    document = await client.job(job)
+    assert document["error_message"].endswith("[NODE_LOST]")
+    assert [rank["state"] for rank in document["bdn"]["ranks"]] == ["LOST", "STAGING"]
+
+
 async def test_what_takes_too_long__fails(timed: MirrorUnderTest, clock: Clock) -> None:
     agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
 

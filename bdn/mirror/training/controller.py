@@ -336,7 +336,7 @@ def _source(extra: Json) -> WeightsSource:
 
 
 def _lost(row: TrainingJobRow, agents: dict[Name, JobAgent], now: float) -> list[int]:
-    """The ranks whose nodes have sent no heartbeat for a minute."""
+    """The ranks whose nodes have sent no heartbeat for a minute, or have restarted since the placement."""
     return [
         number
         for number, rank in enumerate(row.ranks)
@@ -344,6 +344,7 @@ def _lost(row: TrainingJobRow, agents: dict[Name, JobAgent], now: float) -> list
         and (
             (agent := agents.get((str(row.cluster), rank["node"]))) is None
             or now - agent.last_heartbeat >= SILENT_SECONDS
+            or agent.boot_id != rank["boot_id"]
         )
     ]
 
