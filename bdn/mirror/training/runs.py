@@ -100,6 +100,7 @@ class JobRuns:
         wants: _Wants = defaultdict(list)
         async with self.database.read() as session:
             rows = await training.active(session)
+        self.logs.forget_others({row.id for row in rows})
         for row in rows:
             for number, want in enumerate(wants_of(row)):
                 if want is not None:
