@@ -1,5 +1,6 @@
 """Logs of training jobs: each line once and in order, in pages that clients continue as they do."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from bdn.mirror.db.database import Database
 from bdn.mirror.training.logs import Logs
 from tests.fakes.clock import Clock
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, statements_of
 from tests.support.mirror.training_jobs import CPUS, JobAgent, JobClient, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -73,6 +74,16 @@ async def test_a_batch__is_stored_once_and_of_a_longer_one_the_rest(timed: Mirro
     assert await job.texts() == ["one", "two", "three"]
     unknown = await job.agents[0].http.post(f"/runs/{job.job}/5/logs", json={"seq": 0, "lines": []})
     assert refusal(unknown) == (404, "NOT_FOUND")
+
+
+async def test_output_and_reports__do_not_read_the_request_of_the_job(timed: MirrorUnderTest, clock: Clock) -> None:
+    job = await Written.of(timed)
+    with statements_of(timed) as seen:
+        await job.print(0, 0, (at(clock), "one"))
+        await job.agents[0].report(f"run:{job.job}:0:stage", "STAGED")
+    about = [statement for statement in seen if re.search(r"\btraining_jobs\.ranks\b", statement)]
+    assert len(about) >= 3
+    assert not [statement for statement in about if re.search(r"\btraining_jobs\.request\b", statement)]
 
 
 async def test_lines__are_dated_near_their_arrival_and_increase_within_a_rank(

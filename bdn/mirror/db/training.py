@@ -119,14 +119,19 @@ async def active(session: ReadSession) -> list[TrainingJobRow]:
     return list((await session.execute(query.order_by(*order))).scalars())
 
 
-async def read(session: ReadSession, job: str) -> TrainingJobRow | None:
-    """The job, of any organisation."""
-    return (await session.execute(select(TrainingJobRow).where(TrainingJobRow.id == job))).scalar()
+def _one(job: str, has_request: bool) -> Select[TrainingJobRow]:
+    query = select(TrainingJobRow).where(TrainingJobRow.id == job)
+    return query if has_request else query.options(defer(TrainingJobRow.request, raiseload=True))
 
 
-async def lock(session: WriteSession, job: str) -> TrainingJobRow | None:
-    """The job, locked until commit."""
-    query = select(TrainingJobRow).where(TrainingJobRow.id == job).with_for_update()
+async def read(session: ReadSession, job: str, *, has_request: bool = True) -> TrainingJobRow | None:
+    """The job, of any organisation; without its request, which may be megabytes, unless ``has_request``."""
+    return (await session.execute(_one(job, has_request))).scalar()
+
+
+async def lock(session: WriteSession, job: str, *, has_request: bool = True) -> TrainingJobRow | None:
+    """As ``read``, locked until commit."""
+    query = _one(job, has_request).with_for_update()
     return (await session.execute(query.execution_options(populate_existing=True))).scalar()
 
 
