@@ -479,7 +479,9 @@ async def test_unknown_fields__are_accepted_and_named_in_the_log(timed: MirrorUn
     assert "interactive sessions are not supported" in session
 
 
-async def test_jobs__are_listed_searched_repeated_and_deleted(timed: MirrorUnderTest, clock: Clock) -> None:
+async def test_jobs__are_listed_searched_repeated_and_deleted(
+    timed: MirrorUnderTest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = await JobClient.of(timed)
     jobs: list[str] = []
     for name in (None, "named"):
@@ -500,6 +502,11 @@ async def test_jobs__are_listed_searched_repeated_and_deleted(timed: MirrorUnder
     assert await search(statuses=["TRAINING_JOB_CREATED", "TRAINING_JOB_QUEUED"]) == [jobs[1]]
     assert await search(job_id=jobs[0]) == [jobs[0]]
     assert await search(project_id="other") == []
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bdn.mirror.db.training.MOST_LISTED", 1)
+        assert [await search(), await search(order_by=by_created)] == [[jobs[1]]] * 2
+        assert [one["id"] for one in (await client.ask("GET")).json()["training_jobs"]] == [jobs[1]]
 
     clock.now += 1
     again = (await client.ask("POST", f"{jobs[0]}/recreate", {})).json()["training_job"]

@@ -27,6 +27,7 @@ from bdn.mirror.db.waiting import JOBS_CHANGED, agent_topic
 
 OWN: Final = -1  # the rank of the mirror's own lines
 DROPPED: Final = -2  # the rank of the line that counts the lines dropped from a long log
+MOST_LISTED: Final = 1000  # jobs of a list or search
 _PLACEMENT: Final = "placement"
 Line = tuple[int, str]  # its time in nanoseconds since the epoch, and its text
 
@@ -79,7 +80,7 @@ async def listed(
     statuses: Collection[str] | None = None,
     is_ascending: bool = False,
 ) -> list[JobState]:
-    """Jobs, newest first unless ``is_ascending``."""
+    """The newest ``MOST_LISTED`` jobs, newest first unless ``is_ascending``."""
     query = _states(organisation, team)
     if project is not None:
         query = query.where(TrainingJobRow.project == project)
@@ -87,9 +88,9 @@ async def listed(
         query = query.where(TrainingJobRow.id == job)
     if statuses is not None:
         query = query.where(TrainingJobRow.status.in_(statuses))
-    order = (TrainingJobRow.created_at, TrainingJobRow.id)
-    query = query.order_by(*order) if is_ascending else query.order_by(*(column.desc() for column in order))
-    return [JobState(*found) for found in (await session.execute(query)).all()]
+    query = query.order_by(TrainingJobRow.created_at.desc(), TrainingJobRow.id.desc()).limit(MOST_LISTED)
+    found = [JobState(*one) for one in (await session.execute(query)).all()]
+    return found[::-1] if is_ascending else found
 
 
 async def latest(session: ReadSession, organisation: str, project: str | None = None) -> dict[str, TrainingJobRow]:
