@@ -25,6 +25,7 @@ from bdn.mirror.db.tables import Json, TrainingJobRow
 from bdn.mirror.db.training import JobAgent
 from bdn.mirror.db.waiting import JOBS_CHANGED
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.loading import loaded
 from bdn.mirror.training.runs import login_of
@@ -36,6 +37,7 @@ POLL_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 3600.0  # without a line, after which a client that reads two hours at a time would stop
 _UPKEEP_SECONDS: Final = 60.0
 _LOG_SECONDS: Final = 7 * 86400.0  # from the end of a job
+_UNUSED_SECONDS: Final = 3600.0  # from the commit of an archive, whose job is recorded right after it
 _GAP_SECONDS: Final = 15.0
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Controller:
 
     database: Database
     requests: MirrorRequests
+    projects: Projects
     secrets: SecretTable
     steps: Steps
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
@@ -313,7 +316,7 @@ class Controller:
                 await self.steps.take(session, row, now)
 
     async def _upkeep(self, now: float) -> None:
-        """Delete logs of jobs that ended a week ago, and let no active job be silent for an hour."""
+        """Delete old logs, and archives without a job. Let no active job be silent for an hour."""
         async with self.database.read() as session:
             quiet = await training.silent_since(session, ns_of(now - _QUIET_SECONDS))
         for job in quiet:
@@ -323,6 +326,7 @@ class Controller:
                     await self.steps.say(session, row, now, f"no output for an hour; the job is {row.status}")
         async with self.database.write() as session:
             await training.expire_logs(session, now - _LOG_SECONDS)
+        await self.projects.remove_unused_archives(now - _UNUSED_SECONDS)
 
 
 def _mirror_failure(status: str, error: Json | None) -> Failure:
