@@ -10,7 +10,7 @@ import pytest
 from bdn.mirror.db.secrets import new_key
 from tests.doubles.hub import Hub
 from tests.fakes.clock import Clock
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, statements_of
 from tests.support.mirror.training_jobs import JobAgent, JobClient, accelerated, gpus, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -234,6 +234,36 @@ async def test_a_node_that_restarted_while_others_stage__is_lost(timed: MirrorUn
     document = await client.job(job)
     assert document["error_message"].endswith("[NODE_LOST]")
     assert [rank["state"] for rank in document["bdn"]["ranks"]] == ["LOST", "STAGING"]
+
+
+async def test_looks_that_take_long__do_not_delay_the_loss_of_a_node(
+    timed: MirrorUnderTest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
+    job, _ = await running(timed, client, agent)
+
+    async def upkeep(*_: object) -> None:
+        clock.now += 20
+
+    monkeypatch.setattr("bdn.mirror.training.controller.Controller._upkeep", upkeep)
+    monkeypatch.setattr("bdn.mirror.training.controller._UPKEEP_SECONDS", 0.0)
+    await looked(timed, 6)
+    assert (await client.job(job))["error_message"].endswith("[NODE_LOST]")
+
+
+async def test_placing_a_job__does_not_lock_those_that_go_on_waiting(timed: MirrorUnderTest, clock: Clock) -> None:
+    agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
+    await agent.beat()
+    for _ in range(3):
+        await client.create(spec())
+    await looked(timed)
+    clock.now += 1
+    job = await client.create(spec())
+    await looked(timed, 1)
+    with statements_of(timed) as seen:
+        await looked(timed, 1)
+    assert await client.status(job) == "PENDING"
+    assert len([one for one in seen if "ranks" in one and one.endswith("WHERE training_jobs.id = ?")]) == 1
 
 
 async def test_what_takes_too_long__fails(timed: MirrorUnderTest, clock: Clock) -> None:

@@ -137,6 +137,8 @@ class Controller:
             with self._surviving():
                 await self._upkeep(now)
                 self._upkeep_at = now
+        if (ended := self.database.now()) - now < SILENT_SECONDS / 2:  # longer: an outage rather than many jobs
+            self._ran_at = ended
 
     def _judges(self, now: float) -> bool:
         """Whether silence is the nodes'.
@@ -223,15 +225,15 @@ class Controller:
         if not ready:
             return
         async with self.database.read() as session:
-            is_due = any(_is_news(row, outcome) for row, outcome in await self._outcomes(session, ready, now))
-        if not is_due:
+            due = {row.id for row, outcome in await self._outcomes(session, ready, now) if _is_news(row, outcome)}
+        if not due:
             return
         async with self.database.write() as session:
             await training.lock_placement(session)
-            for job in sorted(ready):  # in one order, as all that lock several
+            for job in sorted(due):  # in one order, as all that lock several
                 await training.lock(session, job)
             for row, outcome in await self._outcomes(session, ready, now):
-                if _is_news(row, outcome):
+                if row.id in due and _is_news(row, outcome):
                     await self._settle(session, row, outcome, now)
 
     async def _outcomes(
