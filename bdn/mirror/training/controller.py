@@ -137,8 +137,8 @@ class Controller:
             with self._surviving():
                 await self._upkeep(now)
                 self._upkeep_at = now
-        if (ended := self.database.now()) - now < SILENT_SECONDS / 2:  # longer: an outage rather than many jobs
-            self._ran_at = ended
+        if (done_at := self.database.now()) - now < SILENT_SECONDS / 2:  # longer: an outage rather than many jobs
+            self._ran_at = done_at
 
     def _judges(self, now: float) -> bool:
         """Whether silence is the nodes'.
