@@ -281,7 +281,7 @@ async def open_mirror(
         )
         training_jobs = TrainingJobs(database, requests, projects, archives, steps, logs)
         runs = JobRuns(database, signer, settings.grant_seconds, table, caches, steps, logs)
-        controller = Controller(database, requests, table, steps)
+        controller = Controller(database, requests, projects, table, steps)
         if work:
             await stack.enter_async_context(in_background(controller.run()))
 

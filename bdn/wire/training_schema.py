@@ -115,6 +115,12 @@ class Image(GrowingModel):
     base_image: _Path | None = None
     docker_auth: DockerAuth | None = None
 
+    def check(self) -> None:
+        if (self.base_image or "").startswith("-"):  # container engines would read it as an option
+            raise InvalidRequestError(f"image.base_image {self.base_image!r} begins with '-': name an image")
+        if self.docker_auth is not None:
+            self.docker_auth.check()
+
 
 class Accelerator(GrowingModel):
     accelerator: _Line | None = None
@@ -293,8 +299,8 @@ class TrainingJobSpec(GrowingModel):
             raise InvalidRequestError("runtime.start_commands is empty: name the commands that the job runs")
         if wrong := [name for name in self.runtime.environment_variables or {} if not is_variable(name)]:
             raise InvalidRequestError(f"environment_variables: no shell accepts the name {wrong[0]!r}")
-        if self.image is not None and self.image.docker_auth is not None:
-            self.image.docker_auth.check()
+        if self.image is not None:
+            self.image.check()
         for checkpoint in (self.runtime.loading and self.runtime.loading.checkpoints) or ():
             checkpoint.check()
         if len(self.runtime.artifacts or ()) > 1:

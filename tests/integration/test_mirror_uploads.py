@@ -20,6 +20,7 @@ from bdn.wire.grants import PushGrant, UploadGrant
 from tests.support.content.noise import MIB, noise
 from tests.support.mirror.job import Job
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source, until
+from tests.support.mirror.training_jobs import JobClient, runtime, spec
 from tests.support.mirror.uploads import Upload, Uploads, archives_of, uploads_of
 
 LARGE = noise(17 * MIB + 3, 1)
@@ -119,6 +120,29 @@ async def test_archive__stays_when_checkpoints_expire(tmp_path: Path) -> None:
         await until(lambda: mirror.behind.query("SELECT name FROM checkpoints") == [(".archive",)])
 
 
+async def test_archive_whose_job_was_never_recorded__is_deleted_after_an_hour(tmp_path: Path) -> None:
+    at = [1_800_000_000.0]
+    async with (
+        mirror_under_test(tmp_path / "mirror", serve=True, clock=lambda: at[0], work=False) as mirror,
+        uploads_of(mirror) as uploads,
+    ):
+        client, upload, lost = await JobClient.of(mirror), await uploads.begin(), await uploads.begin()
+        for one in (upload, lost):
+            await one.ask("put_object", Body=b"code")
+        artifacts = [{"s3_bucket": "b", "s3_key": upload.key}]
+        job = await client.create(spec(runtime=runtime(artifacts=artifacts)))
+        await committed(mirror, lost, client.project)
+
+        async def archives() -> set[str]:
+            await mirror.service.controller.look()
+            return {str(name) for (name,) in mirror.behind.query("SELECT job FROM checkpoints")}
+
+        at[0] += 3599
+        assert await archives() == {job, "job2"}
+        at[0] += 61
+        assert await archives() == {job}
+
+
 async def test_archive_of_a_job__is_reused_by_another_and_outlives_the_first(
     mirror: MirrorUnderTest, uploads: Uploads
 ) -> None:
@@ -145,6 +169,8 @@ async def test_key__that_is_no_completed_upload_of_the_caller__is_refused(tmp_pa
         used, begun, aborted, lost = [await uploads.begin() for _ in range(4)]
         await used.ask("put_object", Body=b"code")
         await committed(mirror, used, project)
+        with pytest.raises(UploadRefusedError, match="was used by another job"):
+            await archives_of(mirror).commit("default", None, used.key, other, "job9")
         await begun.part(1, b"code")
         await aborted.ask("abort_multipart_upload", UploadId=aborted.key)
         await lost.ask("put_object", Body=b"code")
@@ -154,7 +180,6 @@ async def test_key__that_is_no_completed_upload_of_the_caller__is_refused(tmp_pa
         for key, problem in {
             "mir_" + "0" * 24: "does not exist, or is not yours",
             pushed["items"][0]["id"]: "does not exist, or is not yours",
-            used.key: "was used by another job",
             aborted.key: "has ended",
             lost.key: "has ended",
         }.items():

@@ -10,7 +10,7 @@ import pytest
 from bdn.mirror.db.secrets import new_key
 from tests.doubles.hub import Hub
 from tests.fakes.clock import Clock
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, statements_of
 from tests.support.mirror.training_jobs import JobAgent, JobClient, accelerated, gpus, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -214,6 +214,58 @@ async def test_a_silent_node__is_lost_after_a_minute_and_told_to_stop_when_it_is
     assert (await client.job(job))["bdn"]["ranks"][1]["state"] == "LOST"
 
 
+async def test_a_node_that_restarted_while_others_stage__is_lost(timed: MirrorUnderTest, clock: Clock) -> None:
+    one, two = JobAgent(timed, "n1"), JobAgent(timed, "n2")
+    await one.beat()
+    await two.beat()
+    client = await JobClient.of(timed)
+    job = await client.create(spec(nodes=2))
+    await looked(timed)
+    await one.report(f"run:{job}:0:stage", "STAGED")
+    for _ in range(5):
+        clock.now += 14
+        await one.told()
+        await two.told()
+        await looked(timed, 1)
+    assert await client.status(job) == "DEPLOYING"
+    one.state["boot_id"] = "after a restart"
+    await one.told()
+    await looked(timed, 1)
+    document = await client.job(job)
+    assert document["error_message"].endswith("[NODE_LOST]")
+    assert [rank["state"] for rank in document["bdn"]["ranks"]] == ["LOST", "STAGING"]
+
+
+async def test_looks_that_take_long__do_not_delay_the_loss_of_a_node(
+    timed: MirrorUnderTest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
+    job, _ = await running(timed, client, agent)
+
+    async def upkeep(*_: object) -> None:
+        clock.now += 20
+
+    monkeypatch.setattr("bdn.mirror.training.controller.Controller._upkeep", upkeep)
+    monkeypatch.setattr("bdn.mirror.training.controller._UPKEEP_SECONDS", 0.0)
+    await looked(timed, 6)
+    assert (await client.job(job))["error_message"].endswith("[NODE_LOST]")
+
+
+async def test_placing_a_job__does_not_lock_those_that_go_on_waiting(timed: MirrorUnderTest, clock: Clock) -> None:
+    agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
+    await agent.beat()
+    for _ in range(3):
+        await client.create(spec())
+    await looked(timed)
+    clock.now += 1
+    job = await client.create(spec())
+    await looked(timed, 1)
+    with statements_of(timed) as seen:
+        await looked(timed, 1)
+    assert await client.status(job) == "PENDING"
+    assert len([one for one in seen if "ranks" in one and one.endswith("WHERE training_jobs.id = ?")]) == 1
+
+
 async def test_what_takes_too_long__fails(timed: MirrorUnderTest, clock: Clock) -> None:
     agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
 
@@ -297,6 +349,8 @@ OIDC: Final = {"auth_method": "AWS_OIDC", "aws_oidc_role_arn": "arn:aws:iam::1:r
 REFUSED: Final[list[tuple[Json, int, str]]] = [
     ({"weights": [source("azure://a/b")]}, 422, "INVALID_SOURCE"),
     ({"weights": [source("hf://org/model", "/b10/x")]}, 422, "INVALID_MOUNT"),
+    ({"weights": [source("hf://org/model", "/app:ro")]}, 422, "INVALID_MOUNT"),
+    ({"image": {"base_image": "--privileged"}}, 422, "INVALID_REQUEST"),
     ({"weights": [source("s3://bucket", auth=OIDC)]}, 422, "INVALID_REQUEST"),  # this mirror is not an issuer
     ({"runtime": {"start_commands": [" "]}}, 422, "INVALID_REQUEST"),
     ({"runtime": runtime(environment_variables={"a-b": "x"})}, 422, "INVALID_REQUEST"),
@@ -455,7 +509,9 @@ async def test_unknown_fields__are_accepted_and_named_in_the_log(timed: MirrorUn
     assert "interactive sessions are not supported" in session
 
 
-async def test_jobs__are_listed_searched_repeated_and_deleted(timed: MirrorUnderTest, clock: Clock) -> None:
+async def test_jobs__are_listed_searched_repeated_and_deleted(
+    timed: MirrorUnderTest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client = await JobClient.of(timed)
     jobs: list[str] = []
     for name in (None, "named"):
@@ -476,6 +532,11 @@ async def test_jobs__are_listed_searched_repeated_and_deleted(timed: MirrorUnder
     assert await search(statuses=["TRAINING_JOB_CREATED", "TRAINING_JOB_QUEUED"]) == [jobs[1]]
     assert await search(job_id=jobs[0]) == [jobs[0]]
     assert await search(project_id="other") == []
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bdn.mirror.db.training.MOST_LISTED", 1)
+        assert [await search(), await search(order_by=by_created)] == [[jobs[1]]] * 2
+        assert [one["id"] for one in (await client.ask("GET")).json()["training_jobs"]] == [jobs[1]]
 
     clock.now += 1
     again = (await client.ask("POST", f"{jobs[0]}/recreate", {})).json()["training_job"]

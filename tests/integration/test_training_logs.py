@@ -1,12 +1,15 @@
 """Logs of training jobs: each line once and in order, in pages that clients continue as they do."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from bdn.mirror.db.database import Database
+from bdn.mirror.training.logs import Logs
 from tests.fakes.clock import Clock
-from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
+from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, statements_of
 from tests.support.mirror.training_jobs import CPUS, JobAgent, JobClient, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -71,6 +74,16 @@ async def test_a_batch__is_stored_once_and_of_a_longer_one_the_rest(timed: Mirro
     assert await job.texts() == ["one", "two", "three"]
     unknown = await job.agents[0].http.post(f"/runs/{job.job}/5/logs", json={"seq": 0, "lines": []})
     assert refusal(unknown) == (404, "NOT_FOUND")
+
+
+async def test_output_and_reports__do_not_read_the_request_of_the_job(timed: MirrorUnderTest, clock: Clock) -> None:
+    job = await Written.of(timed)
+    with statements_of(timed) as seen:
+        await job.print(0, 0, (at(clock), "one"))
+        await job.agents[0].report(f"run:{job.job}:0:stage", "STAGED")
+    about = [statement for statement in seen if re.search(r"\btraining_jobs\.ranks\b", statement)]
+    assert len(about) >= 3
+    assert not [statement for statement in about if re.search(r"\btraining_jobs\.request\b", statement)]
 
 
 async def test_lines__are_dated_near_their_arrival_and_increase_within_a_rank(
@@ -164,6 +177,27 @@ async def test_a_long_log__drops_its_oldest_lines_and_counts_them(
     assert (lines[0]["message"], lines[0]["replica"]) == (notes[0], None)
     assert kept == [str(seq) for seq in range(30) for _ in range(10)][-len(kept) :]
     assert 100 < len(kept) < 200
+
+
+async def test_a_process__forgets_how_much_the_logs_of_ended_jobs_grew(
+    clock: Clock, upstreams: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Logs] = []
+
+    def logs(database: Database) -> Logs:
+        made.append(Logs(database))
+        return made[0]
+
+    monkeypatch.setattr("bdn.mirror.app.Logs", logs)
+    async with mirror_under_test(tmp_path / "mirror", clock=clock, work=False) as mirror:
+        ended = await Written.of(mirror)
+        await ended.print(0, 0, (at(clock), "some output"))
+        assert list(made[0]._unchecked) == [ended.job]
+        await ended.agents[0].report(f"run:{ended.job}:0:stage", "ENDED", exit_code=1)
+        active = await Written.of(mirror)
+        await active.print(0, 0, (at(clock), "some output"))
+        await active.agents[0].commanded("stage")
+        assert list(made[0]._unchecked) == [active.job]
 
 
 async def test_a_silent_job__gets_a_line_in_each_hour_and_its_log_goes_a_week_after_its_end(

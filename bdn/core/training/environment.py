@@ -52,9 +52,14 @@ class JobPlaces:
 
 
 def check_places(places: JobPlaces, mounts: list[str]) -> None:
-    """Raise ``InvalidMountError`` for places that are equal, inside each other, or inside a directory of ours."""
+    """Raise ``InvalidMountError`` for places that are equal, inside each other, or inside a directory of ours.
+
+    Places with a colon are refused, too: engines separate the parts of a volume by colons.
+    """
     requested = [*mounts, *places.requested()]
     for place in requested:
+        if ":" in place:
+            raise InvalidMountError(place, "must not hold ':', at which container engines split it")
         if (ours := next((one for one in _OURS if place == one or place.startswith(f"{one}/")), None)) is not None:
             raise InvalidMountError(place, f"is at or below {ours}, which is not for jobs to choose")
         if any(one.startswith(f"{place}/") for one in _OURS):

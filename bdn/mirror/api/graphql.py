@@ -25,7 +25,8 @@ from bdn.wire.v1_schema import (
 
 _MIB: Final = 1024**2
 _DEEPEST: Final = 8
-_TOKEN: Final = re.compile(r'[\s,]+|#[^\n]*|([A-Za-z_]\w*|\.\.\.|"(?:[^"\\\n]|\\.)*"|-?[0-9][0-9.eE+-]*|.)', re.ASCII)
+_MOST_FIELDS: Final = 10  # of a query itself: each one reads the database
+_TOKEN: Final = re.compile(r'[\s,]+|#[^\n]*|([A-Za-z_]\w*|\.\.\.|"(?:[^"\\\n]|\\.)*+"?|-?[0-9][0-9.eE+-]*|.)', re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 Selection = dict[str, tuple[str, "Selection"]]  # fields by the names that the answer gives them
@@ -78,6 +79,8 @@ def parse(query: str) -> Selection:
         raise _unsupported("a GraphQL query that ends too early") from None
     if tokens:
         raise _unsupported(f"the GraphQL token {tokens[-1][:100]!r} after the query")
+    if len(found) > _MOST_FIELDS:
+        raise _unsupported(f"a GraphQL query with more than {_MOST_FIELDS} fields")
     return found
 
 

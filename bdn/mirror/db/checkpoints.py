@@ -29,6 +29,7 @@ from bdn.mirror.db.tables import (
     MirrorSourceRow,
     ProjectRow,
     SetChunkRow,
+    TrainingJobRow,
 )
 
 
@@ -294,6 +295,13 @@ async def bytes_with(session: ReadSession, whose: PushScope, uri: CheckpointUri,
     ]
     sets = await manifests.set_ids(session, sorted(set(others)))
     return await chunks.of(session, chunks.bytes_of, {*sets.values(), set_id})
+
+
+async def archives_without_job(session: ReadSession, before: float) -> list[CheckpointRow]:
+    """Some archives that were committed before then and whose job has no row."""
+    has_job = exists().where(TrainingJobRow.id == CheckpointRow.job)
+    query = select(CheckpointRow).where(CheckpointRow.committed_at < before, CheckpointRow.name == ARCHIVE, ~has_job)
+    return list((await session.execute(query.limit(100))).scalars())
 
 
 async def older_than(session: ReadSession, before: float) -> list[CheckpointRow]:

@@ -27,6 +27,7 @@ from bdn.mirror.db.waiting import JOBS_CHANGED, agent_topic
 
 OWN: Final = -1  # the rank of the mirror's own lines
 DROPPED: Final = -2  # the rank of the line that counts the lines dropped from a long log
+MOST_LISTED: Final = 1000  # jobs of a list or search
 _PLACEMENT: Final = "placement"
 Line = tuple[int, str]  # its time in nanoseconds since the epoch, and its text
 
@@ -79,6 +80,7 @@ async def listed(
     statuses: Collection[str] | None = None,
     is_ascending: bool = False,
 ) -> list[JobState]:
+    """The newest ``MOST_LISTED`` jobs, newest first unless ``is_ascending``."""
     query = _states(organisation, team)
     if project is not None:
         query = query.where(TrainingJobRow.project == project)
@@ -86,9 +88,9 @@ async def listed(
         query = query.where(TrainingJobRow.id == job)
     if statuses is not None:
         query = query.where(TrainingJobRow.status.in_(statuses))
-    order = (TrainingJobRow.created_at, TrainingJobRow.id)
-    query = query.order_by(*order) if is_ascending else query.order_by(*(column.desc() for column in order))
-    return [JobState(*found) for found in (await session.execute(query)).all()]
+    query = query.order_by(TrainingJobRow.created_at.desc(), TrainingJobRow.id.desc()).limit(MOST_LISTED)
+    found = [JobState(*one) for one in (await session.execute(query)).all()]
+    return found[::-1] if is_ascending else found
 
 
 async def latest(session: ReadSession, organisation: str, project: str | None = None) -> dict[str, TrainingJobRow]:
@@ -118,12 +120,19 @@ async def active(session: ReadSession) -> list[TrainingJobRow]:
     return list((await session.execute(query.order_by(*order))).scalars())
 
 
-async def read(session: ReadSession, job: str) -> TrainingJobRow | None:
-    return (await session.execute(select(TrainingJobRow).where(TrainingJobRow.id == job))).scalar()
+def _one(job: str, has_request: bool) -> Select[TrainingJobRow]:
+    query = select(TrainingJobRow).where(TrainingJobRow.id == job)
+    return query if has_request else query.options(defer(TrainingJobRow.request, raiseload=True))
 
 
-async def lock(session: WriteSession, job: str) -> TrainingJobRow | None:
-    query = select(TrainingJobRow).where(TrainingJobRow.id == job).with_for_update()
+async def read(session: ReadSession, job: str, *, has_request: bool = True) -> TrainingJobRow | None:
+    """The job, of any organisation; without its request, which may be megabytes, unless ``has_request``."""
+    return (await session.execute(_one(job, has_request))).scalar()
+
+
+async def lock(session: WriteSession, job: str, *, has_request: bool = True) -> TrainingJobRow | None:
+    """As ``read``, locked until commit."""
+    query = _one(job, has_request).with_for_update()
     return (await session.execute(query.execution_options(populate_existing=True))).scalar()
 
 

@@ -141,6 +141,14 @@ class Projects:
             with suppress(NotFoundError):  # another process was faster
                 await self.remove(row.id, row.organisation, why="it expired")
 
+    async def remove_unused_archives(self, before: float) -> None:
+        """Delete some archives from before then whose job was never recorded: its mirror stopped in between."""
+        async with self.database.read() as session:
+            unused = await checkpoints.archives_without_job(session, before)
+        for row in unused:
+            with suppress(NotFoundError):  # another process was faster
+                await self.remove(row.id, row.organisation, why="no job uses it")
+
 
 def gone_events(organisation: str, source: str, manifests: Sequence[str], why: str) -> list[Event]:
     """Events that no checkpoint names these manifests any more."""

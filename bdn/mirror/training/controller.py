@@ -25,6 +25,7 @@ from bdn.mirror.db.tables import Json, TrainingJobRow
 from bdn.mirror.db.training import JobAgent
 from bdn.mirror.db.waiting import JOBS_CHANGED
 from bdn.mirror.ingest.requests import MirrorRequests
+from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.loading import loaded
 from bdn.mirror.training.runs import login_of
@@ -36,6 +37,7 @@ POLL_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 3600.0  # without a line, after which a client that reads two hours at a time would stop
 _UPKEEP_SECONDS: Final = 60.0
 _LOG_SECONDS: Final = 7 * 86400.0  # from the end of a job
+_UNUSED_SECONDS: Final = 3600.0  # from the commit of an archive, whose job is recorded right after it
 _GAP_SECONDS: Final = 15.0
 
 logger = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Controller:
 
     database: Database
     requests: MirrorRequests
+    projects: Projects
     secrets: SecretTable
     steps: Steps
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
@@ -134,6 +137,8 @@ class Controller:
             with self._surviving():
                 await self._upkeep(now)
                 self._upkeep_at = now
+        if (done_at := self.database.now()) - now < SILENT_SECONDS / 2:  # longer: an outage rather than many jobs
+            self._ran_at = done_at
 
     def _judges(self, now: float) -> bool:
         """Whether silence is the nodes'.
@@ -220,15 +225,15 @@ class Controller:
         if not ready:
             return
         async with self.database.read() as session:
-            is_due = any(_is_news(row, outcome) for row, outcome in await self._outcomes(session, ready, now))
-        if not is_due:
+            due = {row.id for row, outcome in await self._outcomes(session, ready, now) if _is_news(row, outcome)}
+        if not due:
             return
         async with self.database.write() as session:
             await training.lock_placement(session)
-            for job in sorted(ready):  # in one order, as all that lock several
+            for job in sorted(due):  # in one order, as all that lock several
                 await training.lock(session, job)
             for row, outcome in await self._outcomes(session, ready, now):
-                if _is_news(row, outcome):
+                if row.id in due and _is_news(row, outcome):
                     await self._settle(session, row, outcome, now)
 
     async def _outcomes(
@@ -315,7 +320,7 @@ class Controller:
                 await self.steps.take(session, row, now)
 
     async def _upkeep(self, now: float) -> None:
-        """Delete logs of jobs that ended a week ago, and let no active job be silent for an hour."""
+        """Delete old logs, and archives without a job. Let no active job be silent for an hour."""
         async with self.database.read() as session:
             quiet = await training.silent_since(session, ns_of(now - _QUIET_SECONDS))
         for job in quiet:
@@ -325,6 +330,7 @@ class Controller:
                     await self.steps.say(session, row, now, f"no output for an hour; the job is {row.status}")
         async with self.database.write() as session:
             await training.expire_logs(session, now - _LOG_SECONDS)
+        await self.projects.remove_unused_archives(now - _UNUSED_SECONDS)
 
 
 def _mirror_failure(status: str, error: Json | None) -> Failure:
@@ -338,7 +344,7 @@ def _source(extra: Json) -> WeightsSource:
 
 
 def _lost(row: TrainingJobRow, agents: dict[Name, JobAgent], now: float) -> list[int]:
-    """The ranks whose nodes have sent no heartbeat for a minute."""
+    """The ranks whose nodes have sent no heartbeat for a minute, or have restarted since the placement."""
     return [
         number
         for number, rank in enumerate(row.ranks)
@@ -346,6 +352,7 @@ def _lost(row: TrainingJobRow, agents: dict[Name, JobAgent], now: float) -> list
         and (
             (agent := agents.get((str(row.cluster), rank["node"]))) is None
             or now - agent.last_heartbeat >= SILENT_SECONDS
+            or agent.boot_id != rank["boot_id"]
         )
     ]
 

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +28,11 @@ _DROPPED: Final = "{{count}} earlier lines were dropped: the log of a job holds 
 class Logs:
     database: Database
     _unchecked: Counter[str] = field(default_factory=Counter)  # bytes stored here since a job's log was measured
+
+    def forget_others(self, active: Collection[str]) -> None:
+        """Forget how much the logs of all jobs but these have grown."""
+        for job in self._unchecked.keys() - active:
+            del self._unchecked[job]
 
     async def append(self, row: TrainingJobRow, rank: int, seq: int, lines: Sequence[Line]) -> None:
         """Store a batch. Of a repeated one only lines beyond the stored ones are new.

@@ -87,7 +87,7 @@ class JobRuns:
     async def _stops(self, cluster: str, node: str, strays: Collection[tuple[str, int]]) -> list[Command]:
         """Of runs that are over for the mirror: their node was lost, or their job deleted. Read anew."""
         async with self.database.read() as session:
-            rows = {job: await training.read(session, job) for job in {job for job, _ in strays}}
+            rows = {job: await training.read(session, job, has_request=False) for job in {job for job, _ in strays}}
         stops: list[Command] = []
         for job, rank in sorted(strays):
             row = rows[job]
@@ -100,6 +100,7 @@ class JobRuns:
         wants: _Wants = defaultdict(list)
         async with self.database.read() as session:
             rows = await training.active(session)
+        self.logs.forget_others({row.id for row in rows})
         for row in rows:
             for number, want in enumerate(wants_of(row)):
                 if want is not None:
@@ -114,12 +115,12 @@ class JobRuns:
                 by_job[run.run].append(run)
         for job, runs in by_job.items():
             async with self.database.read() as session:
-                row = await training.read(session, job)
+                row = await training.read(session, job, has_request=False)
             now = self.database.now()
             if row is None or _reported(row, cluster, node, runs, now) == row.ranks:
                 continue
             async with self.database.write() as session:
-                row = await training.lock(session, job)
+                row = await training.lock(session, job, has_request=False)
                 if row is not None:
                     before = wants_of(row)
                     row.ranks = _reported(row, cluster, node, runs, now)
@@ -239,7 +240,7 @@ class JobRuns:
     async def append(self, job: str, rank: int, cluster: str | None, output: RunOutput) -> None:
         """Store lines of a rank's output. Raises ``NotFoundError`` for a rank of another cluster, or none."""
         async with self.database.read() as session:
-            row = await training.read(session, job)
+            row = await training.read(session, job, has_request=False)
         if row is None or rank >= len(row.ranks) or cluster not in (None, row.cluster):
             raise NotFoundError(f"rank {rank} of run {job}")
         await self.logs.append(row, rank, output.seq, output.lines)

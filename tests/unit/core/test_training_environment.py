@@ -75,8 +75,15 @@ def test_check_places__accepts(mounts: list[str]) -> None:
     [
         *("/b10", "/b10/run", "/mnt/bt-scratch/x", "/proc", "/sys/x", "/dev/shm", "/mnt", "/mnt/ckpts", "/mnt/ckpts/x"),
         *("/tmp/loaded/rank-0", "/root/.cache/user_artifacts", "/root/.cache/huggingface/hub", "/root/.cache", "/root"),
+        "/app/x:ro",
     ],
 )
 def test_check_places__refuses_what_is_ours_or_inside_another(mount: str) -> None:
     with pytest.raises(InvalidMountError):
-        check_places(ALL, ["/app", mount])
+        check_places(ALL, ["/data", mount])
+
+
+def test_check_places__refuses_requested_places_with_a_colon() -> None:
+    for places in (JobPlaces(checkpoints="/a:b"), JobPlaces(loaded="/a:b"), JobPlaces(caches="/a:b")):
+        with pytest.raises(InvalidMountError):
+            check_places(places, [])

@@ -25,6 +25,8 @@ def test_a_query__is_its_fields_by_the_names_of_the_answer(query: str, expected:
 @pytest.mark.parametrize("query", [
     "", " ", "{", "{ a {", "{ a } }", "{ a } { b }", "{ a(", "{ a: }", "{ ...F }", "{ a @include(if: true) }", "query", "query Q(",
     "subscription { a }", "fragment F on X { a }", "{ 1 }", '{ "a" }', "{ a { ... on X { b } } }", "{" + "a {" * 60_000, "{ \u00e9 }",
+    '{ f(x: "a) }', "{ f(x: " + '\\"' * 30_000,  # a string that never ends is one token, read once
+    "{" + "".join(f" f{number}" for number in range(11)) + " }",
 ])  # fmt: skip
 def test_anything_else__is_not_supported(query: str) -> None:
     with pytest.raises(NotSupportedError):
