@@ -209,6 +209,22 @@ async def test_weights__root_in_the_sandbox_remounts_them__stay_read_only(mirror
     assert "No such file" in lines[-1]
 
 
+async def test_kernel__root_in_the_sandbox__changes_no_setting_of_the_machine(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon():
+        mirror.place(
+            RUN,
+            "for file in kernel/core_pattern kernel/modprobe vm/drop_caches; do"
+            " (: >>/proc/sys/$file) 2>/dev/null && echo opened $file || echo refused; done;"
+            "for folder in sys acpi driver fs scsi irq bus; do"
+            " find /proc/$folder /proc/sysrq-trigger -type f -writable 2>/dev/null; done; cat /proc/sys/kernel/ostype",
+        )
+        await mirror.ran(RUN)
+
+    assert mirror.lines(RUN) == [*(3 * ["refused"]), "Linux"]
+
+
 async def test_secrets__while_the_commands_run__in_no_file_and_no_argument(mirror: RunMirror, program: Program) -> None:
     secret = "s3cret" + "-of-the-job"
     async with program.daemon():
