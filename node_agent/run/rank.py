@@ -367,6 +367,7 @@ class Rank:
     async def _clean(self) -> None:
         """Remove the container, drain and remove the job volume, release the stage."""
         await self._repeat(self._remove_container)
+        self.gpus = []  # for other ranks, while checkpoints are pushed
         volume, volumes = self._volume, self._services.volumes
         if volume is not None:
             await self._repeat(lambda: volumes.end(volume))

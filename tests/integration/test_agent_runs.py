@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.source.uri import CheckpointUri
+from bdn.wire.grants import PushGrant
 from node_agent.embedded import open_embedded_agent
 from tests.support.agent.mounts import unmounting
 from tests.support.agent.process import Program
@@ -281,28 +283,58 @@ async def test_cache_full__rank_waits_until_another_has_ended(mirror: RunMirror,
         await mirror.reached(RUN, "ENDED", "stop")
 
 
-async def test_gpus__of_another_rank__are_not_given_again_also_after_a_kill(
-    mirror: RunMirror, program: Program
-) -> None:
+async def test_gpus__of_another_rank__are_waited_for_also_after_a_kill(mirror: RunMirror, program: Program) -> None:
+    def error_of(run: str) -> str | None:
+        report = mirror.report(run)
+        return None if report is None or report.error is None else report.error.message
+
     async with program.daemon(BDN_AGENT_GPU="H200:2") as agent:
         mirror.place(RUN, "true", gpus=1)
         await mirror.reached(RUN, "STAGED")
         await agent.kill()
     async with program.daemon(BDN_AGENT_GPU="H200:2"):
         mirror.place("runtwogpus", "true", gpus=2)
-        refused = await mirror.reached("runtwogpus", "ENDED", "stage")
+        await until(lambda: error_of("runtwogpus"))
+        waits = error_of("runtwogpus")
         mirror.place("runonegpu1", "true", gpus=1)
         await mirror.reached("runonegpu1", "STAGED")
+        mirror.place("runthreegp", "true", gpus=3)
+        refused = await mirror.reached("runthreegp", "ENDED", "stage")
         for run in (RUN, "runonegpu1"):
             mirror.want(run, "stop")
             await mirror.reached(run, "ENDED", "stop")
+        await mirror.reached("runtwogpus", "STAGED")
+        mirror.want("runtwogpus", "stop")
+        await mirror.reached("runtwogpus", "ENDED", "stop")
         await nothing_is_left(program)
 
+    assert waits == "the rank needs 2 GPUs, and 1 of this node are free"
     assert refused.error is not None
-    assert refused.error.message == "the rank needs 2 GPUs, and 1 of this node are free"
+    assert refused.error.message == "the rank needs 3 GPUs, and 0 of this node are free"
     capacity = mirror.heartbeats[-1].capacity
     assert capacity is not None
     assert (capacity.gpu_type, capacity.gpus) == ("H200", 2)
+
+
+async def test_gpus__of_a_rank_that_still_pushes__are_free(mirror: RunMirror, program: Program) -> None:
+    granted = PushGrant("org", CheckpointUri("llama", RUN), 4e9)
+    async with program.daemon(BDN_AGENT_GPU="H200:1", BDN_AGENT_SETTLE_SECONDS="0"):
+        mirror.place(
+            RUN,
+            "mkdir /mnt/ckpts/one; echo weights >/mnt/ckpts/one/model",
+            gpus=1,
+            checkpoints="/mnt/ckpts",
+            checkpoint_bytes=SCRATCH_BYTES,
+            push_grant=mirror.signer.sign(granted),
+        )
+        await mirror.reached(RUN, "STAGED")
+        mirror.want(RUN, "go")
+        mirror.place("runsecond1", "true", gpus=1)
+        await mirror.reached("runsecond1", "STAGED")
+        report = mirror.report(RUN)
+
+    assert report is not None
+    assert report.state == "RUNNING"  # this mirror takes no push
 
 
 async def test_archive__leads_out__rank_ends_with_invalid_request_and_leaves_nothing(
