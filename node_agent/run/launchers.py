@@ -93,7 +93,7 @@ def _engine_arguments(container: Container, gpus: list[str]) -> Iterator[str]:
         yield from ("--device", "/dev/infiniband", "--ulimit", "memlock=-1")
     for bind in container.binds:
         yield from ("--volume", f"{bind.source}:{bind.place}{'' if bind.is_writable else ':ro'}")
-    yield from ("--entrypoint", f"{RUN_PLACE}/start.sh", container.image or "", *container.script)
+    yield from ("--entrypoint", f"{RUN_PLACE}/start.sh", "--", container.image or "", *container.script)
 
 
 def bwrap(container: Container) -> list[str]:
