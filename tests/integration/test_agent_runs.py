@@ -337,6 +337,18 @@ async def test_gpus__of_a_rank_that_still_pushes__are_free(mirror: RunMirror, pr
     assert report.state == "RUNNING"  # this mirror takes no push
 
 
+async def test_run_directory__too_many_files__ends_the_rank_with_scratch_full(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon():
+        mirror.place(RUN, f"cd /b10/run; seq 10001 | xargs touch; {FOREVER}")
+        report = await mirror.ran(RUN)
+        await nothing_is_left(program)
+
+    assert report.error is not None
+    assert report.error.code == "SCRATCH_FULL"
+
+
 async def test_archive__leads_out__rank_ends_with_invalid_request_and_leaves_nothing(
     mirror: RunMirror, program: Program
 ) -> None:
