@@ -57,7 +57,7 @@ def unpack(archive: Path, folder: Path, most_bytes: int, stop: threading.Event) 
     try:
         with disk_errors(folder), tarfile.open(archive, "r|*", tarinfo=_Entry) as tar:
             for entry in tar:
-                tar.members.clear()  # otherwise it keeps every entry
+                tar.members.clear()  # type: ignore[attr-defined]  # otherwise it keeps every entry
                 if len(tar.pax_headers) > _MOST_GLOBALS:
                     raise _refused(entry, "has too many global headers")
                 used += _ENTRY_BYTES + (entry.size if entry.isreg() else 0)
