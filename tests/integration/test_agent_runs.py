@@ -332,6 +332,8 @@ async def test_gpus__of_a_rank_that_still_pushes__are_free(mirror: RunMirror, pr
         mirror.place("runsecond1", "true", gpus=1)
         await mirror.reached("runsecond1", "STAGED")
         report = mirror.report(RUN)
+        mirror.want("runsecond1", "stop")
+        await mirror.reached("runsecond1", "ENDED", "stop")
 
     assert report is not None
     assert report.state == "RUNNING"  # this mirror takes no push
