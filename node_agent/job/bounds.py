@@ -192,6 +192,12 @@ def _bytes_below(root: Path) -> int | None:
     return total
 
 
+def entries_below(root: Path) -> Iterator[os.stat_result | None]:
+    """All files and folders; no link is followed. Yields None if a part cannot be counted. Raises ``OSError``."""
+    with opened(root, os.O_RDONLY | os.O_DIRECTORY) as top:
+        yield from _below(top, 0)
+
+
 def _below(folder: int, depth: int) -> Iterator[os.stat_result | None]:
     with os.scandir(folder) as entries:
         for entry in entries:

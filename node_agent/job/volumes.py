@@ -233,12 +233,12 @@ class JobVolumes:
         if syncer.left:
             facts = {"volume": volume.record.id, "job": volume.record.job, "checkpoints": ", ".join(syncer.left)}
             logger.warning("dropped checkpoints that were never complete", extra=facts)
-        try:
-            await self._remove(volume)
-        except BdnError as error:
-            logger.warning(
-                "cannot remove job volume %s; retrying at the next start of the agent: %s", volume.record.id, error
-            )
+        while not volume.is_gone:
+            try:
+                await self._remove(volume)
+            except BdnError as error:
+                logger.warning("cannot remove job volume %s; retrying in a minute: %s", volume.record.id, error)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def _pushed(self, volume: Volume, syncer: Syncer) -> bool:
         """Push until the run ends, and at the next call what the run left; True when nothing is left to push.

@@ -14,15 +14,18 @@ from typing import BinaryIO, Final
 
 from pydantic import BaseModel, ValidationError
 
-from bdn.core.errors import InvalidRequestError
+from bdn.core.errors import InvalidRequestError, ScratchFullError
 from bdn.core.training.environment import is_variable
 from bdn.disk.durable import disk_errors, make_folder, sync_folder
 from bdn.wire.run_schema import LauncherName, RunSpec
 from node_agent.disk.trash import Trash
+from node_agent.job.bounds import entries_below
 
 _SCRIPT: Final = Path(__file__).with_name("start.sh")
 _PRIVATE: Final = 0o700
 _CODES: Final = range(256)
+_MOST_BYTES: Final = 1024**3
+_MOST_ENTRIES: Final = 10_000
 _TAIL: Final = 2000  # bytes of an error message
 
 
@@ -110,6 +113,21 @@ class RunDirectory:
             code = int(file.read(16))
             return code if code in _CODES else None
         return None
+
+    def check_size(self, most_bytes: int = _MOST_BYTES, most_entries: int = _MOST_ENTRIES) -> None:
+        """Of ``shared`` without ``output``, which its sender bounds. Blocking. Raises ``ScratchFullError``."""
+        with disk_errors(self.shared):
+            output: os.stat_result | None = None
+            with suppress(FileNotFoundError):
+                output = self.output.lstat()
+            used = 0
+            for number, found in enumerate(entries_below(self.shared), 1):
+                if found is None or number > most_entries:
+                    raise ScratchFullError(str(self.shared), None, most_bytes)
+                if output is None or not stat.S_ISREG(output.st_mode) or not os.path.samestat(found, output):
+                    used += found.st_blocks * 512
+                if used > most_bytes:
+                    raise ScratchFullError(str(self.shared), used, most_bytes)
 
     def last_words(self) -> str:
         """Why a rank ended before it was ready: the end of what the launcher, or else ``start.sh``, wrote. Blocking."""

@@ -30,6 +30,8 @@ _ETC: Final = (
     *("ssl/certs", "ssl/openssl.cnf", "ca-certificates", "ca-certificates.conf", "pki/tls/certs", "pki/ca-trust"),
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "timezone"),
 )
+# Settings of the whole machine, writable for user 0 without any capability; bubblewrap itself leaves them so.
+_PROC: Final = ("sys", "sysrq-trigger", "acpi", "driver", "fs", "scsi")
 _GPU_DEVICES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
 
 
@@ -91,7 +93,7 @@ def _engine_arguments(container: Container, gpus: list[str]) -> Iterator[str]:
         yield from ("--device", "/dev/infiniband", "--ulimit", "memlock=-1")
     for bind in container.binds:
         yield from ("--volume", f"{bind.source}:{bind.place}{'' if bind.is_writable else ':ro'}")
-    yield from ("--entrypoint", f"{RUN_PLACE}/start.sh", container.image or "", *container.script)
+    yield from ("--entrypoint", f"{RUN_PLACE}/start.sh", "--", container.image or "", *container.script)
 
 
 def bwrap(container: Container) -> list[str]:
@@ -123,6 +125,8 @@ def _sandbox_arguments(container: Container) -> Iterator[str]:
     for name in _ETC:
         yield from ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")
     yield from ("--proc", "/proc", "--dev", "/dev")
+    for name in _PROC:
+        yield from ("--ro-bind-try", f"/proc/{name}", f"/proc/{name}")
     named = [f"nvidia{gpu}" for gpu in container.gpus] + list(_GPU_DEVICES if container.gpus else ())
     for device in named + (["infiniband"] if container.has_infiniband else []):
         yield from ("--dev-bind-try", f"/dev/{device}", f"/dev/{device}")

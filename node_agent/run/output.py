@@ -28,6 +28,7 @@ from node_agent.run.directory import RunDirectory, opened_plain
 logger = logging.getLogger(__name__)
 _BATCH_BYTES: Final = 512 * 1024  # JSON takes up to six times as much, and the mirror accepts 4 MiB
 _PIECE: Final = 1024**2
+_COUNTED_BYTES: Final = 2 * 1024**3  # dropped at once with its lines counted: a sparse file has terabytes to read
 _AGAIN_SECONDS: Final = 10.0
 _PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest_seconds=2.0))
 
@@ -146,7 +147,7 @@ class OutputSender:
         now = max(time.time_ns(), mark.time + 1)
         texts = list(map(text_of, lines))
         if mark.noted:
-            note = f"bdn: {mark.noted} lines dropped here, because the mirror did not take them in time"
+            note = f"bdn: at least {mark.noted} lines dropped here, because the mirror did not take them in time"
             texts.insert(0, note)
         return RunOutput(seq=mark.seq, lines=[(now + index, text) for index, text in enumerate(texts)])
 
@@ -170,6 +171,8 @@ class OutputSender:
             if size - mark.next <= self.most_bytes:
                 return
             begun, at, count = mark.next, mark.next, 0
+            if size - self.kept_bytes - at > _COUNTED_BYTES:
+                at = size - self.kept_bytes - 1  # the piece read there ends with a line
             while at < size - self.kept_bytes:
                 if not (piece := os.pread(file.fileno(), _PIECE, at)):
                     break  # truncated by the job

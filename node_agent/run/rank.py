@@ -40,6 +40,7 @@ from node_agent.stage.stages import StageService
 logger = logging.getLogger(__name__)
 _STOP_SECONDS: Final = 30.0  # between SIGTERM and SIGKILL
 _LOOK_SECONDS: Final = 0.1
+_MEASURE_SECONDS: Final = 5.0
 _AGAIN_SECONDS: Final = 10.0  # after a failed cleanup
 _DRAIN_SECONDS: Final = 2.0  # between two reports about checkpoints
 # Until the mirror gives the job up: a full cache has room again when another job ends.
@@ -327,6 +328,7 @@ class Rank:
         """Report states and pass on commands until the container has ended; then note why."""
         loop = asyncio.get_running_loop()
         stopped_at: float | None = None
+        measure_at = 0.0
         while await in_thread(process.is_alive):
             if self.state == "STAGING" and self.directory.is_ready:
                 await in_thread(self.directory.remove_login)
@@ -344,6 +346,9 @@ class Rank:
                 await in_thread(process.signal, signal.SIGKILL)
             with suppress(BdnError):
                 await self._output.bound()
+            if self._error is None and loop.time() >= measure_at:
+                measure_at = loop.time() + _MEASURE_SECONDS
+                await self._measure()
             await asyncio.sleep(_LOOK_SECONDS)
         self._exit_code = await in_thread(self.directory.exit_code)
         if self._exit_code is None and self.directory.is_ready:
@@ -352,11 +357,22 @@ class Rank:
             reason = await in_thread(self.directory.last_words)
             self._error = InvalidRequestError(f"{record.launcher} could not start the rank: {reason}")
 
+    async def _measure(self) -> None:
+        """Stop the rank if ``/b10/run`` holds too much."""
+        try:
+            await in_thread(self.directory.check_size)
+        except ScratchFullError as error:
+            self._error = error
+            self.stop()
+        except BdnError as error:
+            logger.warning("cannot measure the directory of rank %s; retrying: %s", self.name, error)
+
     # --- end ---
 
     async def _clean(self) -> None:
         """Remove the container, drain and remove the job volume, release the stage."""
         await self._repeat(self._remove_container)
+        self.gpus = []  # for other ranks, while checkpoints are pushed
         volumes = self._services.volumes
         for volume in self._volumes():
             self._volume = volume  # also one that a stop interrupted: it was created to the end

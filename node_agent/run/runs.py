@@ -34,8 +34,8 @@ _PRIVATE: Final = 0o700
 _TRASH: Final = ".trash"
 
 
-class GpusTakenError(InvalidRequestError):
-    """For now: of a rank that the mirror has given up, and that is not stopped yet."""
+class GpusBusyError(InvalidRequestError):
+    """Passes when an earlier rank has ended."""
 
     transient = True
 
@@ -141,11 +141,12 @@ class Runs:
             self._news.awaits_command.clear()
 
     def _free_gpus(self, count: int) -> list[int]:
-        """Indices of GPUs that no other rank has. Raises ``GpusTakenError`` if there are fewer."""
+        """Indices of GPUs that no other rank has. Raises ``InvalidRequestError`` if the node has fewer, and ``GpusBusyError``."""
         taken = {gpu for rank in self._ranks.values() if rank.state not in OVER for gpu in rank.gpus}
         free = [gpu for gpu in range(self.capacity.gpus) if gpu not in taken]
         if len(free) < count:
-            raise GpusTakenError(f"the rank needs {count} GPUs, and {len(free)} of this node are free")
+            kind = GpusBusyError if count <= self.capacity.gpus else InvalidRequestError
+            raise kind(f"the rank needs {count} GPUs, and {len(free)} of this node are free")
         return free[:count]
 
     async def _look_up(self) -> None:

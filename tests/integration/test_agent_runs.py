@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bdn.core.source.uri import CheckpointUri
+from bdn.wire.grants import PushGrant
 from node_agent.embedded import open_embedded_agent
 from tests.support.agent.mounts import unmounting
 from tests.support.agent.process import Program
@@ -209,6 +211,22 @@ async def test_weights__root_in_the_sandbox_remounts_them__stay_read_only(mirror
     assert "No such file" in lines[-1]
 
 
+async def test_kernel__root_in_the_sandbox__changes_no_setting_of_the_machine(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon():
+        mirror.place(
+            RUN,
+            "for file in kernel/core_pattern kernel/modprobe vm/drop_caches; do"
+            " (: >>/proc/sys/$file) 2>/dev/null && echo opened $file || echo refused; done;"
+            "for folder in sys acpi driver fs scsi irq bus; do"
+            " find /proc/$folder /proc/sysrq-trigger -name binfmt_misc -prune -o -type f -writable -print 2>/dev/null; done; cat /proc/sys/kernel/ostype",
+        )
+        await mirror.ran(RUN)
+
+    assert mirror.lines(RUN) == [*(3 * ["refused"]), "Linux"]
+
+
 async def test_secrets__while_the_commands_run__in_no_file_and_no_argument(mirror: RunMirror, program: Program) -> None:
     secret = "s3cret" + "-of-the-job"
     async with program.daemon():
@@ -265,44 +283,72 @@ async def test_cache_full__rank_waits_until_another_has_ended(mirror: RunMirror,
         await mirror.reached(RUN, "ENDED", "stop")
 
 
-async def test_gpus__of_another_rank__are_not_given_again_also_after_a_kill(
-    mirror: RunMirror, program: Program
-) -> None:
+async def test_gpus__of_another_rank__are_waited_for_also_after_a_kill(mirror: RunMirror, program: Program) -> None:
+    def error_of(run: str) -> str | None:
+        report = mirror.report(run)
+        return None if report is None or report.error is None else report.error.message
+
     async with program.daemon(BDN_AGENT_GPU="H200:2") as agent:
         mirror.place(RUN, "true", gpus=1)
         await mirror.reached(RUN, "STAGED")
         await agent.kill()
     async with program.daemon(BDN_AGENT_GPU="H200:2"):
         mirror.place("runtwogpus", "true", gpus=2)
-        refused = await mirror.reached("runtwogpus", "ENDED", "stage")
+        await until(lambda: error_of("runtwogpus"))
+        waits = error_of("runtwogpus")
         mirror.place("runonegpu1", "true", gpus=1)
         await mirror.reached("runonegpu1", "STAGED")
+        mirror.place("runthreegp", "true", gpus=3)
+        refused = await mirror.reached("runthreegp", "ENDED", "stage")
         for run in (RUN, "runonegpu1"):
             mirror.want(run, "stop")
             await mirror.reached(run, "ENDED", "stop")
+        await mirror.reached("runtwogpus", "STAGED")
+        mirror.want("runtwogpus", "stop")
+        await mirror.reached("runtwogpus", "ENDED", "stop")
         await nothing_is_left(program)
 
+    assert waits == "the rank needs 2 GPUs, and 1 of this node are free"
     assert refused.error is not None
-    assert refused.error.message == "the rank needs 2 GPUs, and 1 of this node are free"
+    assert refused.error.message == "the rank needs 3 GPUs, and 0 of this node are free"
     capacity = mirror.heartbeats[-1].capacity
     assert capacity is not None
     assert (capacity.gpu_type, capacity.gpus) == ("H200", 2)
 
 
-async def test_gpus_taken__rank_waits_until_another_has_ended(mirror: RunMirror, program: Program) -> None:
-    def is_waiting() -> bool:
+async def test_gpus__of_a_rank_that_still_pushes__are_free(mirror: RunMirror, program: Program) -> None:
+    granted = PushGrant("org", CheckpointUri("llama", RUN), 4e9)
+    async with program.daemon(BDN_AGENT_GPU="H200:1", BDN_AGENT_SETTLE_SECONDS="0"):
+        mirror.place(
+            RUN,
+            "mkdir /mnt/ckpts/one; echo weights >/mnt/ckpts/one/model",
+            gpus=1,
+            checkpoints="/mnt/ckpts",
+            checkpoint_bytes=SCRATCH_BYTES,
+            push_grant=mirror.signer.sign(granted),
+        )
+        await mirror.reached(RUN, "STAGED")
+        mirror.want(RUN, "go")
+        mirror.place("runsecond1", "true", gpus=1)
+        await mirror.reached("runsecond1", "STAGED")
         report = mirror.report(RUN)
-        return report is not None and report.error is not None and "0 of this node are free" in report.error.message
+        mirror.want("runsecond1", "stop")
+        await mirror.reached("runsecond1", "ENDED", "stop")
 
-    async with program.daemon(BDN_AGENT_GPU="H200:1"):
-        mirror.place("runfirst01", "true", gpus=1)
-        await mirror.reached("runfirst01", "STAGED")
-        mirror.place(RUN, "true", gpus=1)
-        await until(is_waiting)
-        mirror.want("runfirst01", "stop")
-        assert (await mirror.reached(RUN, "STAGED")).error is None
-        mirror.want(RUN, "stop")
-        await mirror.reached(RUN, "ENDED", "stop")
+    assert report is not None
+    assert report.state == "RUNNING"  # this mirror takes no push
+
+
+async def test_run_directory__too_many_files__ends_the_rank_with_scratch_full(
+    mirror: RunMirror, program: Program
+) -> None:
+    async with program.daemon():
+        mirror.place(RUN, f"cd /b10/run; seq 10001 | xargs touch; {FOREVER}")
+        report = await mirror.ran(RUN)
+        await nothing_is_left(program)
+
+    assert report.error is not None
+    assert report.error.code == "SCRATCH_FULL"
 
 
 async def test_archive__leads_out__rank_ends_with_invalid_request_and_leaves_nothing(

@@ -196,6 +196,25 @@ async def test_an_end_that_failed_is_said_again(rig: Rig, monkeypatch: pytest.Mo
         assert (agent.volumes.all(), volume.folder.exists()) == ([], False)
 
 
+async def test_volume__removal_fails_after_its_push__is_removed_at_the_next_try(
+    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_agent.job.volumes.AGAIN_SECONDS", 0.01)
+    async with rig.agent() as agent:
+        volume = await agent.volumes.create(pushing(mirror, "job-1"))
+        discard, failures = agent.volumes.trash.discard, [fails]
+
+        def failing_once(path: Path) -> bool:
+            if path == volume.folder and failures:
+                failures.pop()()
+            return discard(path)
+
+        monkeypatch.setattr(agent.volumes.trash, "discard", failing_once)
+        await agent.volumes.end(volume)
+        await until(lambda: volume.is_gone)
+        assert (failures, agent.volumes.all(), volume.folder.exists()) == ([], [], False)
+
+
 def fails() -> None:
     raise DiskFailedError("scratch", "the disk says no")
 

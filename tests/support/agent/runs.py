@@ -144,6 +144,8 @@ class RunMirror(AgentMirror):
 
     def _respond(self, request: Request) -> Answer:
         found = re.match(r"/runs/(\w+)/(\d+)(/logs)?(\?.*)?$", request.target)
+        if found is None and self.behind is None and request.target.startswith("/pushes"):
+            raise ConnectionAbortedError  # it takes no checkpoints
         if found is None:
             return super()._respond(request) if self.behind is None else self._forward(self.behind, request)
         if self.down:

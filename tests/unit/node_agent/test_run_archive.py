@@ -22,6 +22,12 @@ def entry(
     return made
 
 
+def sparse_entry(name: str) -> tarfile.TarInfo:
+    made = entry(name, size=512)
+    made.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    return made
+
+
 def packed(path: Path, entries: Sequence[tarfile.TarInfo], mode: str = "w") -> Path:
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
         for one in entries:
@@ -56,6 +62,10 @@ OUT = "leads out of the workspace"
     ([entry("device", tarfile.CHRTYPE)], "is not a file"),
     ([entry("pipe", tarfile.FIFOTYPE)], "is not a file"),
     ([entry("program", mode=0o4755)], "set-user-id"),
+    ([entry("pax", tarfile.XHDTYPE, size=2 * MIB), entry("a")], "is a header of 2097152 bytes"),
+    ([entry("name", tarfile.GNUTYPE_LONGNAME, size=2 * MIB), entry("a")], "is a header of 2097152 bytes"),
+    ([entry("sparse", tarfile.GNUTYPE_SPARSE)], "is a sparse file"),
+    ([sparse_entry("sparse")], "is a sparse file"),
     ([entry("folder", FOLDER, mode=0o2755)], "set-user-id"),
     ([entry("folder", FOLDER), entry("folder")], "replaces a folder"),
 ])  # fmt: skip
@@ -91,7 +101,13 @@ def test_tar_of_any_compression_is_unpacked_as_it_is(workspace: Path, mode: str)
     assert (workspace / "twice").read_bytes() == b"xx"
 
 
+GLOBALS = tarfile.TarInfo.create_pax_global_header({f"key{number}": "value" for number in range(100)})
+CHAIN = 2000 * tarfile.TarInfo.create_pax_global_header({"comment": "x"})
+
+
 @pytest.mark.parametrize(("archive", "stop", "error"), [
+    (GLOBALS + entry("a").tobuf(), False, InvalidRequestError),
+    (CHAIN + entry("a").tobuf(), False, InvalidRequestError),
     ([entry("large", size=MIB + 1)], False, ScratchFullError),
     ([entry(f"empty-{number}") for number in range(300)], False, ScratchFullError),
     ([entry("small")], True, CanceledError),

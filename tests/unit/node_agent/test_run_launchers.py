@@ -34,7 +34,7 @@ BINDS = "--volume /runs/shared:/b10/run --volume /views/m0:/root/.cache/model:ro
 RUN = "--detach --name bdn-run0000001-0 --network host --user 0:0"
 LIMITS = "--cpus 8 --memory 1073741824 --shm-size 536870912"
 INFINIBAND = "--device /dev/infiniband --ulimit memlock=-1"
-SCRIPT = "--entrypoint /b10/run/start.sh registry.example/image:1"
+SCRIPT = "--entrypoint /b10/run/start.sh -- registry.example/image:1"
 GPUS = "--device nvidia.com/gpu=0 --device nvidia.com/gpu=3"
 
 
