@@ -24,10 +24,9 @@ from bdn.wire.training_schema import (
     RankDocument,
     TrainingJob,
     TrainingJobSearch,
-    status_name,
 )
 
-_ACTIVE: Final = tuple(map(status_name, ACTIVE))
+_ACTIVE: Final = tuple(f"{PREFIX}{status}" for status in ACTIVE)
 _FOLLOW_SECONDS: Final = 2.0
 _LATE_NS: Final = 60 * 10**9  # the mirror dates a line at most 45 s before its arrival
 _MILLI: Final = 10**6  # nanoseconds
@@ -123,7 +122,7 @@ async def logs(output: Output, *, job_id: str, follow: bool) -> int:
     if not follow:
         return DONE
     output.say(f"training job {job_id} is {_status(job)}")
-    return DONE if job.current_status == status_name("COMPLETED") else FAILED
+    return DONE if job.current_status == f"{PREFIX}COMPLETED" else FAILED
 
 
 @jobs.command()

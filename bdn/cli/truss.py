@@ -67,7 +67,12 @@ def _signals_go_to(children: list[asyncio.subprocess.Process]) -> Iterator[None]
     """Inside the context, truss decides when it ends: a terminal sends Ctrl-C to both, and SIGTERM is passed on."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)
-    loop.add_signal_handler(signal.SIGTERM, lambda: [child.terminate() for child in children])
+
+    def terminate() -> None:
+        for child in children:
+            child.terminate()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
         yield
     finally:

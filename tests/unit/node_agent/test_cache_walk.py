@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_summary_equals_find(root: Path) -> None:
     form = r"%P\0%s\0%T@\0%y\0%M\0"
     told = subprocess.run(["find", root, "-mindepth", "1", "-printf", form], check=True, capture_output=True).stdout
     fields = told.decode().split("\0")[:-1]
-    expected = []
+    expected = list[Any]()
     for path, size, modified, kind, permissions in zip(*[iter(fields)] * 5, strict=True):
         if kind in KINDS:
             modified_at = pytest.approx(float(modified), abs=0.001)
