@@ -196,5 +196,4 @@ def _rank_row(rank: RankDocument) -> dict[str, object]:
 
 
 def _fraction(rank: RankDocument) -> float:
-    """Of its bytes that it has staged."""
     return JobRank(rank.node, rank.state, bytes_done=rank.bytes_done, bytes_total=rank.bytes_total).fraction

@@ -94,8 +94,6 @@ class CapacityAnswer(BaseModel):
 
 
 class AuthCodesAnswer(BaseModel):
-    """Always empty: jobs have no interactive sessions."""
-
     auth_codes: Annotated[list[str], Field(max_length=0)] = []
 
 

@@ -50,8 +50,6 @@ class WrongStateError(InUseError):
 
 @dataclass(frozen=True)
 class TrainingJobs:
-    """The service behind ``/v1/training_projects/…/jobs``."""
-
     database: Database
     requests: MirrorRequests
     projects: Projects

@@ -72,7 +72,6 @@ class HttpsSource:
         yield UpstreamFile(listed_path(self._name), size, identity, self._url, version)
 
     async def locate(self, file: UpstreamFile) -> Location:
-        """The address as written, without a request."""
         is_etag, is_weak = file.version.endswith('"'), file.version.startswith("W/")
         pin = () if is_weak else (("If-Match" if is_etag else "If-Unmodified-Since", file.version),)
         return Location(
