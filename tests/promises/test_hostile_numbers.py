@@ -87,6 +87,7 @@ def heartbeat(manifest: str, node: str = "n") -> Json:
         "epoch": 1,
         "unsynced_bytes": 5,
         "capacity": {"gpu_type": "H200", "gpus": 8, "cpus": 8, "memory_bytes": 5, "slots": 1, "launcher": "podman"},
+        "state_at": 5.0,
         "wait_seconds": 0,
     }
 

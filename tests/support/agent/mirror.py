@@ -244,6 +244,8 @@ class AgentMirror:
         try:
             if request.target == "/chunks/locations":
                 content = self.locate(request).model_dump_json().encode()
+            elif request.target.endswith("/uses"):  # no project is in use
+                content = b'{"items": []}'
             elif request.method == "POST":
                 content = self.beat(Heartbeat.model_validate_json(request.body)).model_dump_json().encode()
             else:
