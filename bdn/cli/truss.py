@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import click
@@ -47,10 +48,10 @@ async def truss(output: Output, *, arguments: Sequence[str]) -> int:
     forwarder = Forwarder(settings.url, NAMES, headers, Authorities(settings.tls_ca), output.error)
     async with forwarder.listening() as proxy:
         environment = environment_of(os.environ, proxy, settings.token)
-        children: list[asyncio.subprocess.Process] = []
-        with _signals_go_to(children):
+        started = asyncio.get_running_loop().create_future()
+        with _signals_go_to(started):
             process = await asyncio.create_subprocess_exec(program, *arguments, env=environment)
-            children.append(process)
+            started.set_result(process)
             code = await process.wait()
     return code if code >= 0 else 128 - code
 
@@ -63,16 +64,15 @@ def environment_of(environ: Mapping[str, str], proxy: str, token: str | None) ->
 
 
 @contextmanager
-def _signals_go_to(children: list[asyncio.subprocess.Process]) -> Iterator[None]:
-    """Inside the context, truss decides when it ends: a terminal sends Ctrl-C to both, and SIGTERM is passed on."""
+def _signals_go_to(started: asyncio.Future[asyncio.subprocess.Process]) -> Iterator[None]:
+    """Inside the context, truss decides when it ends: a terminal sends Ctrl-C to both, and SIGTERM is passed on.
+
+    A SIGTERM that arrives before truss has started is passed on once it has.
+    """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)
-
-    def terminate() -> None:
-        for child in children:
-            child.terminate()
-
-    loop.add_signal_handler(signal.SIGTERM, terminate)
+    pass_on = partial(started.add_done_callback, lambda done: done.result().terminate())
+    loop.add_signal_handler(signal.SIGTERM, pass_on)
     try:
         yield
     finally:

@@ -166,7 +166,7 @@ class Session:
             (await session.get_one(TrainingJobRow, self.ours[recorded])).status = "PENDING"
 
     def compare(self, place: str, recorded: Any, came: Any) -> None:
-        """Each recorded key is there; ids and addresses of the answer are those of the recorded ones from now on."""
+        """Assert that the answer has each recorded key, and map recorded ids and addresses to the answer's."""
         if isinstance(recorded, dict):
             assert came is not None, place
             assert recorded.keys() <= came.keys(), (place, recorded.keys() - came.keys())

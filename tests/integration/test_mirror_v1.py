@@ -30,7 +30,7 @@ TREES = {
 class World:
     mirror: MirrorUnderTest
     training: FakeTraining
-    everybody: Job
+    organisation: Job
     research: Job
     vision: Job
 
@@ -75,11 +75,11 @@ async def projects_of(user: Job) -> list[str]:
 
 
 async def test_a_project__belongs_to_the_team_of_the_path_or_the_body_or_the_token_or_to_default(world: World) -> None:
-    research = (await teams_of(world.everybody))["research"]["id"]
+    research = (await teams_of(world.organisation))["research"]["id"]
     for user, path, more, team in (
-        (world.everybody, f"/v1/teams/{research}/training_projects", {"team_name": "Default"}, "research"),
-        (world.everybody, "/v1/training_projects", {"team_name": "vision"}, "vision"),
-        (world.everybody, "/v1/training_projects", {}, "Default"),
+        (world.organisation, f"/v1/teams/{research}/training_projects", {"team_name": "Default"}, "research"),
+        (world.organisation, "/v1/training_projects", {"team_name": "vision"}, "vision"),
+        (world.organisation, "/v1/training_projects", {}, "Default"),
         (world.research, "/v1/training_projects", {}, "research"),
         (world.vision, "/v1/training_projects", {"team_name": "vision"}, "vision"),
     ):
@@ -88,8 +88,8 @@ async def test_a_project__belongs_to_the_team_of_the_path_or_the_body_or_the_tok
     for user, path, more in (
         (world.vision, f"/v1/teams/{research}/training_projects", {}),
         (world.vision, "/v1/training_projects", {"team_name": "research"}),
-        (world.everybody, "/v1/training_projects", {"team_name": "nobody"}),
-        (world.everybody, "/v1/teams/0000000000/training_projects", {}),
+        (world.organisation, "/v1/training_projects", {"team_name": "nobody"}),
+        (world.organisation, "/v1/teams/0000000000/training_projects", {}),
     ):
         answer = await user.ask("POST", path, training_project={"name": "tune", **more})
         assert refusal(answer) == (404, "NOT_FOUND")
@@ -101,7 +101,7 @@ async def test_a_project_of_a_name__is_made_once_and_another_teams_is_not_there(
     theirs = await world.project(world.vision, "a name \u00fc: 1/2")
     newest = await world.project(world.research)
     assert await projects_of(world.research) == [newest["id"], ours["id"]]
-    assert set(await projects_of(world.everybody)) == {newest["id"], ours["id"], theirs["id"]}
+    assert set(await projects_of(world.organisation)) == {newest["id"], ours["id"], theirs["id"]}
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/cache/summary")):
         for named in (theirs["id"], "0000000000", "tune"):  # a name is not an id
             answer = await world.research.ask(method, f"/v1/training_projects/{named}{path}")
@@ -115,7 +115,7 @@ async def test_a_project_of_a_name__is_made_once_and_another_teams_is_not_there(
 
 @pytest.mark.parametrize("name", ["", " x", "x ", "a\nb", "\u202e", "x" * 129, None])
 async def test_a_name_of_a_project__is_printable(world: World, name: str | None) -> None:
-    answer = await world.everybody.ask("POST", "/v1/training_projects", training_project={"name": name})
+    answer = await world.organisation.ask("POST", "/v1/training_projects", training_project={"name": name})
     assert refusal(answer) == (422, "INVALID_REQUEST")
 
 
@@ -129,7 +129,7 @@ async def test_a_project__shows_its_newest_job_and_is_as_new(world: World) -> No
 
 
 async def test_teams__are_those_of_the_caller(world: World) -> None:
-    found = await teams_of(world.everybody)
+    found = await teams_of(world.organisation)
     assert {name: one["default"] for name, one in found.items()} == {
         "Default": True,
         "research": False,
@@ -142,12 +142,12 @@ async def test_teams__are_those_of_the_caller(world: World) -> None:
 
 
 async def test_secrets__are_the_organisations_and_never_shown(world: World) -> None:
-    team = (await teams_of(world.everybody))["research"]
+    team = (await teams_of(world.organisation))["research"]
     at = f"/v1/teams/{team['id']}/secrets"
-    made = await world.everybody.ask("POST", "/v1/secrets", name="hf_token", value="hf_secret_value")
-    again = await world.everybody.ask("POST", at, name="hf_token", value="hf_secret_value")
+    made = await world.organisation.ask("POST", "/v1/secrets", name="hf_token", value="hf_secret_value")
+    again = await world.organisation.ask("POST", at, name="hf_token", value="hf_secret_value")
     assert again.json() == made.json() | {"team_name": "research"}
-    await world.everybody.ask("POST", at, name="other", value="x")
+    await world.organisation.ask("POST", at, name="other", value="x")
     for path, name in (("/v1/secrets", "research"), (at, "research")):
         listed = await world.research.ask("GET", path)
         assert [(one["name"], one["team_name"]) for one in listed.json()["secrets"]] == [
@@ -161,10 +161,10 @@ async def test_secrets__are_the_organisations_and_never_shown(world: World) -> N
         assert refusal(await world.research.ask("POST", path, name="hf_token", value="y")) == (401, "UNAUTHENTICATED")
         assert refusal(await world.research.ask("DELETE", f"{path}/hf_token")) == (401, "UNAUTHENTICATED")
     for path, name in (("/v1/secrets", "hf_token"), (at, "other")):
-        assert (await world.everybody.ask("DELETE", f"{path}/{name}")).json() == {"name": name}
-        assert refusal(await world.everybody.ask("DELETE", f"{path}/{name}")) == (404, "NOT_FOUND")
+        assert (await world.organisation.ask("DELETE", f"{path}/{name}")).json() == {"name": name}
+        assert refusal(await world.organisation.ask("DELETE", f"{path}/{name}")) == (404, "NOT_FOUND")
     for value in ("", '{"half', "x" * 70_000):
-        answer = await world.everybody.ask("POST", "/v1/secrets", name="x", value=value)
+        answer = await world.organisation.ask("POST", "/v1/secrets", name="x", value=value)
         assert refusal(answer)[0] in (413, 422), value[:10]
 
 

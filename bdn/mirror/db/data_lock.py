@@ -70,7 +70,7 @@ def locked(data_dir: Path, program: str) -> Iterator[DataLock]:
         if not try_lock(descriptor, data_dir):
             raise _in_use(data_dir, descriptor)
         with suppress(OSError):
-            os.fchmod(descriptor, _PRIVATE)  # whoever created it
+            os.fchmod(descriptor, _PRIVATE)  # also for a file that another user or program created
         lock = DataLock(descriptor, program)
         lock.say()
         yield lock

@@ -61,7 +61,7 @@ class Projects:
         return _project(found[0])
 
     async def make_project(self, organisation: str, team: str, name: str) -> Project:
-        """Create a project of a team, or return the existing one. Raises ``NotFoundError`` if there is no such team."""
+        """Create a project of a team, or return the existing one. Raises ``NotFoundError`` for an unknown team."""
         async with self.database.write() as session:
             row = await projects.project(session, organisation, team, name, self.database.now())
             (state,) = await projects.listed(session, organisation, project_id=row.id)

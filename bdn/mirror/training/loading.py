@@ -33,7 +33,7 @@ async def loaded(
     all ranks. A job's own project without a checkpoint is a warning: a script that resumes has a first run.
 
     Raises:
-        NotFoundError: there is no such checkpoint.
+        NotFoundError: the checkpoint is unknown.
         InvalidMountError: two checkpoints would have the same place.
     """
     extras: dict[str, Json] = {}
