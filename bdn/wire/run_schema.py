@@ -75,7 +75,6 @@ class RunReport(BaseModel):
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     error: ErrorBody | None = None
     sync_status: SyncStatus | None = None
-    unsynced_bytes: Number = 0
 
 
 class RegistryLogin(BaseModel):
@@ -115,7 +114,6 @@ class RunSpec(BaseModel):
     archive: str | None
     read_grant: Annotated[str | None, Field(repr=False)]
     scratch: str
-    scratch_bytes: int | None
     checkpoints: str | None
     checkpoint_bytes: int | None
     push_grant: Annotated[str | None, Field(repr=False)]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bdn.core.training.environment import WORKSPACE
 from bdn.settings import SettingsError
 from bdn.wire.run_schema import LauncherName
 
 RUN_PLACE: Final = "/b10/run"
-WORKSPACE_PLACE: Final = "/b10/workspace"
 LOGIN_FILE: Final = "config.json"
 _ANSWER_SECONDS: Final = 20
 _PATH: Final = "/root/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -55,7 +55,7 @@ class Container:
     binds: tuple[Bind, ...]
     home: Path
     image: str | None = None
-    working_dir: str | None = WORKSPACE_PLACE
+    working_dir: str | None = WORKSPACE
     cpus: int | None = None
     memory_bytes: int | None = None
     gpus: tuple[int, ...] = ()

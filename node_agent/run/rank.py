@@ -17,6 +17,7 @@ from typing import Final
 
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError, ScratchFullError, single_error
 from bdn.core.pace.retry import RetryPolicy
+from bdn.core.training.environment import WORKSPACE
 from bdn.core.training.states import RankState
 from bdn.disk.durable import disk_errors, remove_tree
 from bdn.net.api_clients import MirrorClient
@@ -31,7 +32,7 @@ from node_agent.job.volume import Volume
 from node_agent.job.volumes import JobVolumes
 from node_agent.run.archive import unpack
 from node_agent.run.directory import RunDirectory, RunRecord
-from node_agent.run.launchers import LAUNCHERS, RUN_PLACE, WORKSPACE_PLACE, Bind, Container
+from node_agent.run.launchers import LAUNCHERS, RUN_PLACE, Bind, Container
 from node_agent.run.output import OutputSender
 from node_agent.run.processes import ContainerProcess, container_name, container_of, launch
 from node_agent.stage.stage import NodeStage
@@ -138,7 +139,6 @@ class Rank:
             exit_code=self._exit_code,
             error=None if error is None else body_of(error),
             sync_status=None if volume is None else _sync_status(volume),
-            unsynced_bytes=0 if volume is None else volume.unsynced_bytes,
         )
 
     def _enter(self, state: RankState) -> None:
@@ -222,7 +222,6 @@ class Rank:
             JobVolumeRequest(
                 run_id=self.run,
                 rank=self.rank,
-                scratch_bytes=spec.scratch_bytes,
                 checkpoint_bytes=checkpoint_bytes,
                 push_grant=spec.push_grant,
                 cache_grant=spec.cache_grant,
@@ -271,7 +270,7 @@ class Rank:
 
     def _binds(self, spec: RunSpec, volume: Volume, scratch: Path, shown: dict[str, Path]) -> Iterator[Bind]:
         yield Bind(self.directory.shared, RUN_PLACE, is_writable=True)
-        yield Bind(scratch / "workspace", WORKSPACE_PLACE, is_writable=True)
+        yield Bind(scratch / "workspace", WORKSPACE, is_writable=True)
         yield Bind(scratch / "tmp", "/tmp", is_writable=True)  # noqa: S108 - in the container
         yield Bind(scratch / "scratch", spec.scratch, is_writable=True)
         if spec.checkpoints is not None and volume.checkpoints is not None:

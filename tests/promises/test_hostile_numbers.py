@@ -54,7 +54,6 @@ RUN: Final[Json] = {
     "bytes_total": 5,
     "eta_seconds": 1.5,
     "exit_code": 0,
-    "unsynced_bytes": 5,
 }
 
 

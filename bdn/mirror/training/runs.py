@@ -185,7 +185,6 @@ class JobRuns:
             archive=ARCHIVE if is_own_mirror(row.extras) else None,
             read_grant=self.signer.sign(read) if mounts else None,
             scratch=SCRATCH,
-            scratch_bytes=None,
             checkpoints=places.checkpoints,
             checkpoint_bytes=checkpointing.size_bytes if checkpointing is not None else None,
             push_grant=self.signer.sign(push) if checkpointing is not None else None,

@@ -93,7 +93,6 @@ class RunMirror(AgentMirror):
             "archive": None if archive is None else ARCHIVE,
             "read_grant": self.signer.sign(Grant("org", tuple(mounts), time.time() + 3600)) if mounts else None,
             "scratch": "/mnt/bt-scratch",
-            "scratch_bytes": SCRATCH_BYTES,
             "checkpoints": None,
             "checkpoint_bytes": None,
             "push_grant": None,
