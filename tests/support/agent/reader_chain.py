@@ -28,6 +28,7 @@ from tests.fakes.clock import Clock
 from tests.support.agent.rig import IMPATIENT
 
 SIGNATURE = "5igned"
+DEAD = "http://127.0.0.1:1"
 
 
 @dataclass
@@ -203,6 +204,7 @@ def _source(name: str, content: bytes, faults: Sequence[Fault] | None) -> Iterat
     if faults is None:
         with origin:
             pass
+        origin.url = DEAD  # its own port may be given to the next source
         yield origin
         return
     for number, fault in enumerate(faults, start=1):

@@ -170,7 +170,10 @@ class RunMirror(AgentMirror):
         passed = ("authorization", "content-type", "bdn-agent-token")
         headers = {name: request.headers[name] for name in passed if name in request.headers}
         with httpx2.Client(trust_env=False, timeout=60) as client:
-            answer = client.request(request.method, f"{url}{request.target}", content=body, headers=headers)
+            try:
+                answer = client.request(request.method, f"{url}{request.target}", content=body, headers=headers)
+            except httpx2.TransportError as error:  # the real mirror is stopping, and the agent is gone or retries
+                raise ConnectionAbortedError from error
         content = answer.content
         if heartbeat is not None:
             reply = json.loads(content)
