@@ -11,6 +11,8 @@ from bdn.wire.shapes import ErrorBody, Number, Quantity, StrictModel
 LauncherName = Literal["podman", "docker", "bwrap"]
 LINES_AT_ONCE: Final = 1000
 LONGEST_LINE: Final = 64 * 1024  # bytes of UTF-8; an agent splits longer lines
+LOG_BYTES: Final = 100 * 1000**2  # of one job, whose oldest lines are dropped beyond that
+LINE_BYTES: Final = 25  # of a line in a log, beside its text: time and punctuation
 
 RunId = Annotated[StrictStr, Field(pattern=r"^[a-z0-9]{10}$")]  # also the job's id
 Rank = Annotated[StrictInt, Field(ge=0, lt=1000)]

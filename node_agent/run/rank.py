@@ -306,6 +306,8 @@ class Rank:
                 group.create_task(self._send_output())
                 await self._watch(container_of(self.directory, record), record)
                 self._is_ended = True
+                with suppress(BdnError):
+                    await self._output.bound(is_end=True)
                 await self._clean()  # not later: the mirror may take no output for hours
 
     async def _send_output(self) -> None:
