@@ -66,6 +66,8 @@ class RunReport(BaseModel):
     """A rank's state. ENDED is final: its checkpoints are pushed, its output is acknowledged, its directories are gone.
 
     ``exit_code`` is 128 + n for signal n. LOST: this node has no such run, or the machine has restarted since.
+    ``scratch_bytes``: of the rank's scratch in use when it was last measured; null before, and after a restart of the agent
+    once scratch is gone. ``scratch_limit_bytes`` is its bound.
     """
 
     run: RunId
@@ -77,6 +79,8 @@ class RunReport(BaseModel):
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     error: ErrorBody | None = None
     sync_status: SyncStatus | None = None
+    scratch_bytes: Quantity | None = None
+    scratch_limit_bytes: Quantity | None = None
 
 
 class RegistryLogin(BaseModel):
