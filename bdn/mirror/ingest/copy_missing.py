@@ -153,9 +153,11 @@ class CopyMissing:
         try:
             self.progress.begin_file(unit.key, unit.size, half)
             located = LocatedFile(self.name, self.source, file)
-            return await self.copier.copy(
-                located, half.chunks if half else {}, self.writer.put, stored, self._under_way
-            )
+            stored_before = half.chunks if half else {}
+            try:
+                return await self.copier.copy(located, stored_before, self.writer.put_early, stored, self._under_way)
+            finally:
+                await self.writer.settle()
         except SourceChangedError:
             await self.progress.drop(unit.key)  # its chunks are not parts of the right file
             raise

@@ -138,7 +138,7 @@ class MirrorRequests:
                 survey = await self._survey(wanted, source, organisation)
             planned.append(_planned(wanted, survey, counted))
             if len(planned) < len(sources):  # the last source's keys, which may be a million, are not needed
-                counted.update(unit.key for unit in survey.missing())
+                counted |= survey.lacking.keys()
         return Plan(
             sources=planned,
             files=sum(source.files for source in planned),
@@ -302,8 +302,7 @@ def _source_of(row: MirrorSourceRow) -> MirrorSource:
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
     """One source's part of the plan. Bytes of an earlier source of the same request are not counted again."""
-    again = (unit for unit in survey.missing() if unit.key in counted) if counted else ()
-    missing = survey.bytes_missing - sum(map(survey.bytes_missing_of, again))
+    missing = sum(size for key, size in survey.lacking.items() if key not in counted)
     return PlannedSource(
         source=str(wanted.source),
         mount_location=wanted.mount_location,

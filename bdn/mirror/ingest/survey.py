@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from bdn.core.chunk import (
     Digest,
@@ -87,14 +87,19 @@ class Survey:
     """What a source contains now, in path order, and what of it the store has.
 
     ``known`` are units of which the store has all or, of a large file, some chunks; copied units are added to it.
+    ``lacking`` are the bytes to be read from the upstream of each other unit, by its key.
     """
 
     resolution: Resolution
     files: Listing
     known: dict[str, Known]
     warnings: tuple[str, ...]
+    lacking: dict[str, int]
     prior: Mapping[str, FileLayout] = field(default_factory=dict)  # earlier layouts, by the keys of files' identities
-    bytes_missing: int = 0  # to be read from the upstream
+
+    @property
+    def bytes_missing(self) -> int:
+        return sum(self.lacking.values())
 
     @property
     def bytes_total(self) -> int:
@@ -103,7 +108,7 @@ class Survey:
     def missing(self) -> Iterator[Unit]:
         """The units to be copied; of several with one key, the first."""
         seen = set[str]()
-        for unit in units_of(self.files):
+        for unit in units_of(self.files) if self.lacking else ():
             if unit.key not in seen and not self._is_whole(unit.key):
                 seen.add(unit.key)
                 yield unit
@@ -195,6 +200,15 @@ def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
     return Known(unit.key, size, slab, bytes(raw), is_slab=True) if whole else None
 
 
+class _Question(NamedTuple):
+    """Whether the store has a unit: as it was ``before``, or by its identity. ``size``: bytes to read if it has not."""
+
+    key: str
+    size: int
+    is_slab: bool
+    before: Known | None = None
+
+
 @dataclass(frozen=True)
 class Surveyor:
     database: Database
@@ -271,21 +285,27 @@ class Surveyor:
         """
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
-        survey = Survey(resolution, await asyncio.to_thread(_by_path, selected.files), {}, selected.warnings)
-        units = ((unit.key, None) for unit in units_of(survey.files))
+        survey = Survey(resolution, await asyncio.to_thread(_by_path, selected.files), {}, selected.warnings, {})
+        units = (_Question(unit.key, unit.size, unit.is_slab) for unit in units_of(survey.files))
         await self._look(units, survey, hold or self._stored)
         most = _MOST_BEFORE
         if isinstance(source, CheckpointSource):  # its bytes exist nowhere else
             before, most = source.placed, self.limit_files
-        if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing(), most)):
-            prior = await before(keys)
-            slabs = {layout.slice.slab for layout in prior.values() if layout.slice is not None}
-            lost = slabs.difference(await self._stored(slabs))
-            prior = {key: one for key, one in prior.items() if one.slice is None or one.slice.slab not in lost}
-            survey = replace(survey, prior=prior)
-            again = ((unit.key, units_before(unit, prior)) for unit in survey.missing())
-            await self._look(again, survey, hold or self._stored)
-        return replace(survey, bytes_missing=await asyncio.to_thread(_missing_of, survey))
+        if before is None or not survey.lacking:
+            return survey
+        keys = await asyncio.to_thread(_keys_of, survey.missing(), most)
+        if not keys or not (prior := await before(keys)):
+            return survey
+        slabs = {layout.slice.slab for layout in prior.values() if layout.slice is not None}
+        lost = slabs.difference(await self._stored(slabs))
+        prior = {key: one for key, one in prior.items() if one.slice is None or one.slice.slab not in lost}
+        survey = replace(survey, prior=prior)
+        again = (
+            _Question(unit.key, survey.bytes_fetched_of(unit), unit.is_slab, units_before(unit, prior))
+            for unit in survey.missing()
+        )
+        await self._look(again, survey, hold or self._stored)
+        return survey
 
     async def before(
         self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
@@ -307,16 +327,22 @@ class Surveyor:
             )
             return {}
 
-    async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:
-        """Find out which units are known and stored. With None, a unit is found by its identity."""
+    async def _look(self, units: Iterator[_Question], survey: Survey, hold: Hold) -> None:
+        """Find out which units are known and stored."""
         while some := await asyncio.to_thread(lambda: list(islice(units, _UNITS_AT_ONCE))):
-            found = {key: before for key, before in some if before is not None}
+            found = {unit.key: unit.before for unit in some if unit.before is not None}
             async with self.database.read() as session:
-                found |= await identities.find(session, [key for key, _ in some if key not in found])
+                found |= await identities.find(session, [unit.key for unit in some if unit.key not in found])
             chunks = {chunk for one in found.values() for chunk in one.chunks.values()}
             missing = chunks.difference(await hold(chunks))
             known = {key: one.without(missing) for key, one in found.items()}
             survey.known.update((key, one) for key, one in known.items() if one is not None)
+            for unit in some:
+                one = survey.known.get(unit.key)
+                if one is not None and one.digest is not None:
+                    survey.lacking.pop(unit.key, None)
+                else:
+                    survey.lacking[unit.key] = unit.size - (0 if unit.is_slab else stored_bytes(one, unit.size))
 
     async def _stored(self, digests: Collection[Digest]) -> Collection[Digest]:
         async with self.database.read() as session:
@@ -335,10 +361,6 @@ def _layouts_by_key(
     root = manifests.root_of(store, manifest)
     files = files_of(manifests.document(store, page.digest) for page in root.pages)
     return {wanted[file.path]: file.layout for file in files if file.path in wanted}
-
-
-def _missing_of(survey: Survey) -> int:
-    return sum(map(survey.bytes_missing_of, survey.missing()))
 
 
 def _keys_of(units: Iterable[Unit], most: int) -> set[str]:

@@ -250,13 +250,16 @@ class Rig:
         held = {} if known is None else await writer.hold(known.chunks.values())
         stored = sum(held.values())
         progress.counters[0] = SourceCounters(0, stored)
-        survey = Survey(Resolution(None), Listing(files), {known.key: known} if known else {}, ())
+        lacking = {unit.key: unit.size for unit in units_of(files)}
+        survey = Survey(Resolution(None), Listing(files), {known.key: known} if known else {}, (), lacking)
         copier: Copier = self.copies  # type: ignore[assignment]
         unused: Any = None
         await CopyMissing(copier, self.in_progress, progress, writer, unused, "s", 0, survey).run()
+        named = {chunk for one in survey.known.values() for chunk in one.chunks.values()}
         async with self.database.read() as session:
             found = await chunks.of(session, chunks.names, writer.set_id)
-        named = {chunk for one in survey.known.values() for chunk in one.chunks.values()}
+            is_stored = await chunks.of(session, chunks.stored, named)
+        assert set(is_stored) == named
         assert set(found) >= named
         assert {unit.key for unit in units_of(files)} == survey.known.keys()
         assert progress.counters[0].transferred + progress.counters[0].reused == total
