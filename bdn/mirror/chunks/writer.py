@@ -3,14 +3,16 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.chunk import Buffer, Digest
+from bdn.core.errors import BdnError
 from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks, damaged
-from bdn.mirror.db.chunks import ChunkIsLeavingError
+from bdn.mirror.db.chunks import ChunkIsLeavingError, SetEndedError
 from bdn.mirror.db.database import Database, batches
 from bdn.mirror.db.waiting import answer_of
 from bdn.transfer.batching import Batched
@@ -31,6 +33,7 @@ class SetWriter:
     organisation: str = ""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _durable: set[Digest] = field(default_factory=set)  # not yet recorded as stored
+    _settling: asyncio.Future[None] | None = None
     _recorded: Batched[tuple[Digest, int] | None, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,11 +63,22 @@ class SetWriter:
                 return False
             if state == "put":
                 self.store.put(digest, memoryview(content), writer=self.organisation)
-                self._loop.call_soon_threadsafe(self._durable.add, digest)
+                self._loop.call_soon_threadsafe(self._note_durable, digest)
                 return True
             if time.monotonic() > deadline or stop():
                 raise ChunkIsLeavingError(f"chunk {digest} is being deleted; try again in a few minutes")
             time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _note_durable(self, digest: Digest) -> None:
+        self._durable.add(digest)
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.ensure_future(self._settle_soon())
+
+    async def _settle_soon(self) -> None:
+        """A mirror that is canceled or killed loses little; what fails is left to ``settle``."""
+        with suppress(BdnError, SetEndedError):
+            while self._durable:
+                await self.settle()
 
     async def settle(self) -> None:
         """Record all durable chunks as stored. Raises ``SetEndedError``: the objects may be gone again."""

@@ -119,13 +119,16 @@ class Survey:
 
     def bytes_missing_of(self, unit: Unit) -> int:
         """The bytes of a unit to be read from the upstream."""
-        if unit.is_slab:
-            return 0 if self._is_whole(unit.key) else self.bytes_fetched_of(unit)
-        return unit.size - stored_bytes(self.known.get(unit.key), unit.size)
+        if self._is_whole(unit.key):
+            return 0
+        stored = 0 if unit.is_slab else stored_bytes(self.known.get(unit.key), unit.size)
+        return self.bytes_fetched_of(unit) - stored
 
-    def bytes_fetched_of(self, slab: Unit) -> int:
-        """The bytes of a slab's files that the store does not have."""
-        return sum(file.size for file in slab.files if file.identity.key not in self.prior)
+    def bytes_fetched_of(self, unit: Unit) -> int:
+        """The bytes to be read of a unit that the store does not have; of a slab, those of files that it has not."""
+        if not unit.is_slab:
+            return unit.size
+        return sum(file.size for file in unit.files if file.identity.key not in self.prior)
 
     def contents(self) -> Iterator[tuple[UpstreamFile, Digest | None]]:
         """Every file that is not empty, and its digest if the store knows it; in no order."""
