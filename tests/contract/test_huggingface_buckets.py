@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from huggingface_hub import BucketFile, HfApi, HfFileSystem
+from huggingface_hub import BucketFile, HfApi, HfFileSystem, constants
 from huggingface_hub.errors import BucketNotFoundError
+from huggingface_hub.utils import _detect_agent
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import (
@@ -177,7 +179,8 @@ async def test_listing__requests_a_page_when_the_page_before_it_is_used_up(hub: 
 
 async def test_patterns__narrow_the_listing_to_their_beginnings(hub: Hub) -> None:
     names = [f"{folder}/{number:02}.bin" for folder in ("test", "train") for number in range(2 * PAGE)]
-    hub.bucket("org/weights").put(dict.fromkeys([*names, ".hidden", "..odd", "config.json"], b"x"))
+    everything = [*names, ".hidden", "..odd", "config.json"]
+    hub.bucket("org/weights").put(dict.fromkeys(everything, b"x"))
     for allow, expected, requests in (
         ("train/0*.bin", [name for name in names if name.startswith("train/0")], 1),
         ("*.json", ["config.json"], 5),
@@ -187,7 +190,9 @@ async def test_patterns__narrow_the_listing_to_their_beginnings(hub: Hub) -> Non
         hub.log.clear()
         async with open_hub(hub, WEIGHTS) as source:
             patterns = Patterns(allow=(allow,))
-            found = await listed_within(source, *literal_prefixes(patterns))
+            beginnings = literal_prefixes(patterns)
+            found = await listed_within(source, *beginnings)
+        assert found == sorted(name for name in everything if name.startswith(beginnings))
         assert list(select(found, patterns).paths) == expected
         assert hub.log.count("/tree") == requests, allow
 
@@ -204,6 +209,18 @@ async def test_location__is_on_the_cdn_without_the_token_and_no_request_speaks_x
         location = await source.locate(file)
     assert read_range(location, CHUNK_SIZE - 2, CHUNK_SIZE + 1).content == LARGE.read(CHUNK_SIZE - 2, CHUNK_SIZE + 1)
     assert filled.log.count("xet-read-token") == 0
+
+
+async def test_telemetry_of_the_client__reaches_no_server(
+    filled: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", filled.url)
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses.json"))
+    for prefix in ("logs/", "logs.txt"):  # requests without and with the client's own method
+        monkeypatch.setattr(_detect_agent, "_registry", None)
+        async with open_hub(filled, f"{WEIGHTS}/{prefix}", filled.token) as source:
+            assert len(await listed(source)) == 1
+    assert filled.log.count("agent-harnesses") == 0
 
 
 # --- versions ---

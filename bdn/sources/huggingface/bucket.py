@@ -50,7 +50,7 @@ class HubBucketSource(BucketSource):
     async def named(self, name: str) -> BucketObject | None:
         def read() -> BucketObject | None:
             found = [_object(file) for file in self._hub.api.get_bucket_paths_info(self._bucket_id, [name])]
-            return next((one for one in found if one.name == name), None)
+            return found[0] if found else None
 
         return await self._hub.call(read)
 
