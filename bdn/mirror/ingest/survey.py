@@ -232,7 +232,7 @@ class Surveyor:
         The bucket's name alone decides: one bucket may have several endpoints, and on some servers also ``gs://`` and
         ``s3://`` addresses.
         """
-        if not isinstance(uri, BucketUri) or uri.scheme == "azure":  # where no store can be
+        if not isinstance(uri, BucketUri) or uri.scheme in ("azure", "hf"):  # where no store can be
             return
         if self.bucket is None or uri.bucket.lower() != self.bucket.bucket.lower():
             return
