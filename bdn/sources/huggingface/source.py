@@ -116,7 +116,9 @@ class HuggingFaceSource:
         scope = PUBLIC if repository.public else scope_of(self._context.reader)
         where = ("hf", self._endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
-        return UpstreamFile(listed_path(entry.path), entry.size, identity, entry.path, repository.commit, checksum)
+        return UpstreamFile(
+            listed_path(entry.path), entry.size, identity, entry.path, repository.commit, checksum, entry.blob_id
+        )
 
     async def _call(self, work: Callable[[], T], path: str = "") -> T:
         """Run one blocking request of the SDK in a thread. After a cancellation the thread ends with its request."""
@@ -191,8 +193,8 @@ def _file(entry: Mapping[str, object]) -> RepoFile:
     """The SDK does not check types, so they are checked here."""
     file = RepoFile(**entry)  # type: ignore[no-untyped-call]
     _text(file.path)
-    name = _text(file.lfs.sha256 if file.lfs else file.blob_id)
-    if _NAME.fullmatch(name) is None or type(file.size) is not int or file.size < 0:
+    names = [_text(file.blob_id), *([_text(file.lfs.sha256)] if file.lfs else [])]
+    if not all(map(_NAME.fullmatch, names)) or type(file.size) is not int or file.size < 0:
         raise ValueError("an entry that cannot be a file")
     return file
 
