@@ -274,7 +274,9 @@ class Surveyor:
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
         files = await asyncio.to_thread(_by_path, selected.files)
-        tree = selected.tree and await asyncio.to_thread(_by_path, selected.tree)
+        tree = files if selected.tree is selected.files else selected.tree
+        if tree is not None:
+            tree = await asyncio.to_thread(_by_path, tree)
         survey = Survey(resolution, files, {}, selected.warnings, tree=tree)
         units = ((unit.key, None) for unit in units_of(survey.files))
         await self._look(units, survey, hold or self._stored)
