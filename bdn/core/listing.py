@@ -44,8 +44,8 @@ class ListingWriter:
 
     def add(self, file: UpstreamFile) -> Iterator[Document]:
         """Add a file; yield the pages that it completes."""
-        stated = (file.checksum.kind.value, file.checksum.hex) if file.checksum else (None, None)
-        entry = ListedFile(file.path, file.size, file.identity.key, *stated, file.git_name)
+        kind, checksum = (file.checksum.kind.value, file.checksum.hex) if file.checksum else (None, None)
+        entry = ListedFile(file.path, file.size, file.identity.key, kind, checksum, file.git_name)
         weight = _ENTRY_BYTES + len(json.dumps(file.path))
         yield from map(self._page, self._cutter.add(entry, file.path, weight))
 

@@ -142,7 +142,7 @@ class Pulls:
     def _needs(
         self, site: Destination | HubSnapshot, before: Need | None, tree: Tree, lacking: int, leased: int
     ) -> list[Need]:
-        space, root, place = self._cache.space, site.places.root, site.nearest()
+        space, root, place = self._cache.space, site.files.places.root, site.nearest()
         with disk_errors(place):
             own, other, disk = root.stat().st_dev, place.stat().st_dev, os.statvfs(place)
         budget = space.room().budgets.node

@@ -91,6 +91,8 @@ def test_a_pulled_repository_is_what_the_client_itself_makes_but_without_xet(
     assert layout(root / folder) == layout(theirs / folder)
     assert pulled["destination"] == str(root / folder / "snapshots" / sha)
     assert tree(Path(pulled["destination"])) == FILES
+    verified = user.told("bdn-admin", "verify", pulled["destination"])
+    assert (verified["chunks_read"] > 0, verified["items"]) == (True, [])
 
 
 def test_a_listing_names_no_xet_hash(user: Shell, hub: Hub, root: Path) -> None:
