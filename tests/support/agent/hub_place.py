@@ -21,6 +21,13 @@ COMMIT: Final = "c0ffee" + "0" * 34
 FILES: Final = {"config.json": b"{}", "a/b/deep.txt": b"deep", "empty": b"", "weights.safetensors": b"in LFS"}
 
 
+def repository_with(root: Path, listed: Mapping[str, bytes]) -> HubRepository:
+    """The folder of a repository in a hub cache, with the listing of a commit that has these files."""
+    repository = HubRepository.of(WeightsSource(parse_source("hf://org/model"), "/m"), root)
+    repository.write_tree(COMMIT, [_hub_file(path, content) for path, content in listed.items()])
+    return repository
+
+
 class HubPlace:
     """``listed`` are the files that the commit is said to have."""
 
@@ -28,15 +35,18 @@ class HubPlace:
         self.places, self.manifest = cached(root / "cache", FILES)
         self.files = whole_files(self.places)
         self.root = root / "hub"
-        self.repository = HubRepository.of(WeightsSource(parse_source("hf://org/model"), "/m"), self.root)
-        self.listed = [_hub_file(path, content) for path, content in listed.items()]
+        self.listed = listed
+
+    @property
+    def repository(self) -> HubRepository:
+        return HubRepository.of(WeightsSource(parse_source("hf://org/model"), "/m"), self.root)
 
     @property
     def snapshot(self) -> HubSnapshot:
         return HubSnapshot(self.repository.snapshot(COMMIT), "stg_x", self.files)
 
     def list(self) -> None:
-        self.repository.write_tree(COMMIT, self.listed)
+        repository_with(self.root, self.listed)
 
     def build(self) -> HubSnapshot:
         snapshot = self.snapshot
