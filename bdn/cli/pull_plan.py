@@ -15,6 +15,7 @@ from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 if TYPE_CHECKING:
+    from bdn.cli.hub_cache import PullPlace
     from bdn.cli.pull_services import PullRequests
     from bdn.cli.running import EmbeddedPulls
     from bdn.core.chunk import Digest
@@ -32,27 +33,32 @@ def contents_of(manifest: Manifest) -> Contents:
 
 @dataclass(frozen=True)
 class AtDestination:
-    """Files of an earlier pull at DEST, whether they are unchanged, and whether that pull was the same request."""
+    """Files of an earlier pull at DEST, whether they are unchanged, and whether that pull was the same request.
+
+    In the hub's cache a pull removes nothing: ``is_kept``.
+    """
 
     path: Path
     files: Contents
     is_whole: bool
     is_same_request: bool
+    is_kept: bool = False
 
     @classmethod
     async def look(
-        cls, agent: EmbeddedPulls, requests: PullRequests, wanted: WeightsSource, dest: Path, *, link: bool
+        cls, agent: EmbeddedPulls, requests: PullRequests, wanted: WeightsSource, place: PullPlace, commit: str | None
     ) -> Self:
         """Reads records and, usually, no file."""
+        dest, is_kept = place.at(commit), place.hub is not None
         path, earlier = await asyncio.to_thread(dest.resolve), await agent.earlier(dest)
         if earlier is None:
-            return cls(path, {}, is_whole=False, is_same_request=False)
+            return cls(path, {}, is_whole=False, is_same_request=False, is_kept=is_kept)
         is_same = await requests.is_update(earlier.digest.hex, wanted, DEFAULT_ORGANISATION)
-        return cls(path, contents_of(earlier), await agent.is_whole(dest, link=link), is_same)
+        return cls(path, contents_of(earlier), await agent.is_whole(dest, link=place.link), is_same, is_kept)
 
     def lost(self, coming: Contents) -> list[str]:
         """The paths that this pull would remove or replace."""
-        return [path for path, content in self.files.items() if coming.get(path) != content]
+        return [path for path, content in self.files.items() if not self.is_kept and coming.get(path) != content]
 
     def has(self, coming: Contents) -> bool:
         """Whether all coming files are at DEST already."""
@@ -107,9 +113,7 @@ async def plan_pull(
     agent: EmbeddedPulls,
     wanted: WeightsSource,
     held: HeldSource | None,
-    dest: AtDestination,
-    *,
-    link: bool,
+    place: PullPlace,
 ) -> PlannedPull:
     """Query the upstream, unless the source is ``held``, and the disks.
 
@@ -130,9 +134,10 @@ async def plan_pull(
         coming, tree = contents_of(manifest), Tree.of(manifest)
         files, transfer = len(manifest.files), 0
         revision, warnings = held.source.resolved_revision, held.source.warnings
+    dest = await AtDestination.look(agent, service.requests, wanted, place, revision)
     lost, is_there = dest.lost(coming), dest.has(coming)
     if not transfer and not is_there:
-        needs = await agent.needs(dest.path, None, tree, link=link)
+        needs = await agent.needs(dest.path, None, tree, link=place.link, hub=place.hub is not None)
     check_room(str(wanted.source), needs)
     return PlannedPull(
         source=str(wanted.source),

@@ -15,7 +15,7 @@ from bdn.cli.output import Output
 from bdn.cli.running import PullAgent, Services, embedded_agent, embedded_services
 from bdn.cli.running_agent import AT_ONCE, RunningAgent
 from bdn.core.chunk import Digest
-from bdn.core.source.uri import WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, WeightsSource
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.db.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.recall import held_in, is_update_in
@@ -25,7 +25,7 @@ from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.tls import Authorities
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
-from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, body_from
+from bdn.wire.mirror_schema import HubFile, Mirror, MirrorRequestBody, body_from
 from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError, UntrustedServiceError
 
 
@@ -42,6 +42,9 @@ class PullRequests(Protocol):
 
     async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
         """Whether the manifest (hex) is an earlier or the current version of the same source with the same patterns."""
+
+    async def tree(self, source: HuggingFaceUri, organisation: str, *, is_held: bool) -> Sequence[HubFile]:
+        """All files of a mirrored commit. Queries the hub if only a part was listed; with ``is_held`` never."""
 
 
 @asynccontextmanager
@@ -137,3 +140,6 @@ class _RunningMirror:
     async def is_update(self, manifest: str, wanted: WeightsSource, _: str) -> bool:
         place = self.settings.usual_database
         return await asyncio.to_thread(is_update_in, place, manifest, wanted, self.organisation)
+
+    async def tree(self, source: HuggingFaceUri, _: str, *, is_held: bool) -> Sequence[HubFile]:
+        return await self.client.tree(str(source), is_held=is_held)

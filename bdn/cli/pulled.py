@@ -24,6 +24,7 @@ from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.stage_schema import BytesFrom, StageMount
 
 if TYPE_CHECKING:
+    from bdn.cli.hub_cache import PullPlace
     from bdn.cli.output import Output
     from bdn.core.source.uri import WeightsSource
     from bdn.mirror.settings import MirrorSettings
@@ -110,7 +111,7 @@ class _StandingPull(Protocol):
     ) -> StageMount | None: ...
 
 
-async def is_standing(output: Output, wanted: WeightsSource, destination: Path, *, offline: bool, link: bool) -> bool:
+async def is_standing(output: Output, wanted: WeightsSource, place: PullPlace, *, offline: bool) -> bool:
     """Whether the directory has the source, intact. For a branch, requests its current commit from the upstream.
 
     If so, prints the result and records the use. False if in doubt: a mirror and an agent then check.
@@ -129,15 +130,20 @@ async def is_standing(output: Output, wanted: WeightsSource, destination: Path, 
     if held is None or held[0].manifest is None:
         return False
     (mirrored, mirrored_at), manifest = held, held[0].manifest
+    commit = mirrored.resolved_revision or ""
+    if place.hub is not None and not place.hub.has_tree(commit):
+        return False
     look: _StandingPull = standing.load()
-    place = wanted.mount_location
-    mount = look(settings.data_dir, DEFAULT_ORGANISATION, place, manifest, destination, link=link)
+    location, destination = wanted.mount_location, place.at(commit)
+    mount = look(settings.data_dir, DEFAULT_ORGANISATION, location, manifest, destination, link=place.link)
     if mount is None:
         return False
     if not is_known and isinstance(uri, HuggingFaceUri):
         now = await asyncio.to_thread(_revision_now, uri, settings)
         if now is None or now != mirrored.resolved_revision:
             return False
+    if place.hub is not None:
+        place.hub.write_ref(commit)
     note_use_in(settings.usual_database, manifest.removeprefix("b3:"), time.time())
     if offline:
         output.say(f"offline: {as_mirrored(mirrored, mirrored_at)}")

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bdn.cli.hub_cache import PullPlace
 from bdn.cli.output import Output
 from bdn.cli.pull_plan import AtDestination, contents_of, plan_pull
 from bdn.cli.pull_services import PullRequests, services_of_pull
 from bdn.cli.pulled import as_mirrored, not_held, show_pulled
-from bdn.cli.running import spare_collector
+from bdn.cli.running import PullAgent, spare_collector
 from bdn.cli.stage import grant_of, ready_mirror, ready_stage
 from bdn.core.errors import InvalidRequestError
 from bdn.core.room import Tree, check_room
@@ -29,13 +30,13 @@ _HUB_IS_AWAY = ("UPSTREAM_UNAVAILABLE", "UPSTREAM_RATE_LIMITED")
 async def run_pull(
     output: Output,
     wanted: WeightsSource,
-    dest: Path,
+    place: PullPlace,
     *,
     offline: bool,
     replace: bool,
-    link: bool,
     dry_run: bool,
 ) -> None:
+    hub, link, is_hub = place.hub, place.link, place.hub is not None
     async with services_of_pull(output, is_alone=dry_run) as (requests, agent, own):
         began = time.perf_counter()
         held = await requests.held(wanted, DEFAULT_ORGANISATION, is_newest=offline)
@@ -47,13 +48,14 @@ async def run_pull(
             await asyncio.to_thread(prepare, wanted.source.scheme)
             began = time.perf_counter()
         spare_collector()
-        await agent.check_destination(dest)
+        await agent.check_destination(place.at(None), hub=is_hub)
         if own is not None:
             mirror, embedded = own[0], own[1].pulls
-            mirror.service.room.beside = lambda store, tree: embedded.needs(dest, store, tree, link=link)
+            mirror.service.room.beside = lambda store, tree: embedded.needs(
+                place.at(None), store, tree, link=link, hub=is_hub
+            )
             if dry_run:
-                look = AtDestination.look(embedded, requests, wanted, dest, link=link)
-                planned = await plan_pull(mirror.service, embedded, wanted, held, await look, link=link)
+                planned = await plan_pull(mirror.service, embedded, wanted, held, place)
                 output.result(planned, planned.lines())
                 return
         if held is None:
@@ -62,23 +64,38 @@ async def run_pull(
             mirrored, grant = held.source, held.grant
             if offline:
                 output.say(f"offline: {as_mirrored(held.source, held.mirrored_at)}")
-        losses = await agent.would_lose(grant, dest)
-        manifest = losses.earlier.removeprefix("b3:")
-        if losses.lost and not replace and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
-            raise InvalidRequestError(
-                f"{dest} holds files of another pull, and this pull would remove or replace {_named(losses.lost)}; add --replace, "
-                "or name another directory"
-            )
+        commit = mirrored.resolved_revision or ""
+        dest = place.at(commit)
+        if not is_hub and not replace:
+            await _check_losses(agent, requests, wanted, grant, dest)
         if own is not None:
             embedded = own[1].pulls
             coming = await embedded.coming(grant)
-            at_dest = await AtDestination.look(embedded, requests, wanted, dest, link=link)
+            at_dest = await AtDestination.look(embedded, requests, wanted, place, commit)
             if not at_dest.has(contents_of(coming)):
-                check_room(mirrored.source, await embedded.needs(dest, None, Tree.of(coming), link=link))
-        stage = await ready_stage(output, "staging", _since_now(agent.pull(grant, dest, link=link)))
+                needs = await embedded.needs(dest, None, Tree.of(coming), link=link, hub=is_hub)
+                check_room(mirrored.source, needs)
+        if hub is not None:
+            tree = await requests.tree(hub.at(commit), DEFAULT_ORGANISATION, is_held=offline)
+            await asyncio.to_thread(hub.write_tree, commit, tree)
+        stage = await ready_stage(output, "staging", _since_now(agent.pull(grant, dest, link=link, hub=is_hub)))
+        if hub is not None:
+            await asyncio.to_thread(hub.write_ref, commit)
         seconds = time.perf_counter() - began
     transferred = mirrored.bytes_transferred if held is None else 0
     show_pulled(output, wanted, mirrored, stage.mounts[0], transferred=transferred, seconds=seconds)
+
+
+async def _check_losses(
+    agent: PullAgent, requests: PullRequests, wanted: WeightsSource, grant: str, dest: Path
+) -> None:
+    losses = await agent.would_lose(grant, dest)
+    manifest = losses.earlier.removeprefix("b3:")
+    if losses.lost and not await requests.is_update(manifest, wanted, DEFAULT_ORGANISATION):
+        raise InvalidRequestError(
+            f"{dest} holds files of another pull, and this pull would remove or replace {_named(losses.lost)}; add --replace, "
+            "or name another directory"
+        )
 
 
 async def _mirror(output: Output, requests: PullRequests, wanted: WeightsSource) -> tuple[MirrorSource, str]:

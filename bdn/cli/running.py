@@ -146,14 +146,17 @@ def told(settings: MirrorSettings, what: str, facts: Mapping[str, object]) -> It
 class PullAgent(Protocol):
     """An agent that puts files at directories, in this or another process."""
 
-    async def check_destination(self, destination: Path) -> None:
+    async def check_destination(self, destination: Path, *, hub: bool = False) -> None:
         """Refuse a directory in which no view could be published, before any transfer."""
 
     async def would_lose(self, grant: str, destination: Path) -> PullLosses:
         """The files of an earlier pull at the directory that this one would remove or replace."""
 
-    def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Publish a grant's only manifest at a directory. Yields the stage repeatedly, at last in a terminal state."""
+    def pull(self, grant: str, destination: Path, *, link: bool, hub: bool = False) -> AsyncIterator[StageDocument]:
+        """Publish a grant's only manifest at a directory. Yields the stage repeatedly, at last in a terminal state.
+
+        With ``hub`` the directory is a snapshot in a cache of the hub's client.
+        """
 
 
 class EmbeddedPulls(PullAgent, Protocol):
@@ -165,7 +168,9 @@ class EmbeddedPulls(PullAgent, Protocol):
     async def is_whole(self, destination: Path, *, link: bool) -> bool:
         """Whether the directory is unchanged since the last pull, and that pull used the same ``link``."""
 
-    async def needs(self, destination: Path, before: Need | None, tree: Tree, *, link: bool) -> list[Need]:
+    async def needs(
+        self, destination: Path, before: Need | None, tree: Tree, *, link: bool, hub: bool = False
+    ) -> list[Need]:
         """The space that the cache and the directory need for a tree, once ``before`` is written."""
 
 

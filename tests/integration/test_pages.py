@@ -166,6 +166,7 @@ def settings() -> set[str]:
 
 AMBIENT: Final = {
     "ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE",
 }  # fmt: skip
 
 

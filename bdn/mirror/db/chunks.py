@@ -132,6 +132,14 @@ def publish_of(connection: Connection, owner: str) -> None:
     publish(connection, set_id)
 
 
+def replace_of(connection: Connection, owner: str) -> None:
+    """``publish_of``, and end the set that was retained for this owner before. Raises ``SetEndedError``."""
+    if (set_id := filling(connection, owner)) is None:
+        raise SetEndedError
+    _end(connection, and_(ChunkSetRow.owner == owner, ChunkSetRow.state == SetState.PUBLISHED), NO_GRACE)
+    publish(connection, set_id)
+
+
 def change_owner(connection: Connection, before: str, after: str) -> None:
     connection.execute(update(ChunkSetRow).where(ChunkSetRow.owner == before).values(owner=after))
 

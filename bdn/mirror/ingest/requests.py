@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import LimitExceededError
 from bdn.core.source.upstream import Source
-from bdn.core.source.uri import HuggingFaceUri, WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource
 from bdn.mirror.db import manifests, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
@@ -22,9 +22,10 @@ from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.db.waiting import SharedRead, SharedReads
 from bdn.mirror.ingest.progress import Progress
 from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
-from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
+from bdn.wire.mirror_schema import RECORDED, TERMINAL, HubFile, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
 _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time between two reads of a waiter
 
@@ -127,6 +128,20 @@ class MirrorRequests:
         async with self.database.read() as session:
             rows = await mirrors.published_as(session, organisation, manifest)
         return any(is_alike(row.request, wanted) for row in rows)
+
+    @property
+    def trees(self) -> CommitTrees:
+        return CommitTrees(self.database, self.surveyor)
+
+    async def tree(self, source: SourceUri, organisation: str, *, is_held: bool) -> list[HubFile]:
+        """All files of a mirrored commit, see ``CommitTrees.page``."""
+        files: list[HubFile] = []
+        cursor: str | None = "0"
+        while cursor is not None:
+            page = await self.trees.page(source, organisation, None, int(cursor), is_held=is_held)
+            files += page.items
+            cursor = page.next_cursor
+        return files
 
     async def plan(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Plan:
         """What mirroring the sources would do now. Writes nothing."""

@@ -24,7 +24,7 @@ from bdn.core.chunk import (
     tree_problems,
 )
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.listing import listed_in, listing_pages
+from bdn.core.listing import ListingRoot, listed_in
 from bdn.core.manifest import Cutter, PlacedFile, empty_file, files_of, is_small, large_file, slab_cutter
 from bdn.core.source.upstream import Identity, Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import (
@@ -88,6 +88,7 @@ class Survey:
 
     ``known`` are units of which the store has all or, of a large file, some chunks; copied units are added to it.
     ``lacking`` are the bytes to be read from the upstream of each other unit, by its key.
+    ``tree`` are all files of a hub's commit, selected or not; None if only a part was listed, and for other sources.
     """
 
     resolution: Resolution
@@ -96,6 +97,7 @@ class Survey:
     warnings: tuple[str, ...]
     lacking: dict[str, int]
     prior: Mapping[str, FileLayout] = field(default_factory=dict)  # earlier layouts, by the keys of files' identities
+    tree: Listing | None = None
 
     @property
     def bytes_missing(self) -> int:
@@ -288,7 +290,11 @@ class Surveyor:
         """
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
-        survey = Survey(resolution, await asyncio.to_thread(_by_path, selected.files), {}, selected.warnings, {})
+        files = await asyncio.to_thread(_by_path, selected.files)
+        tree = files if selected.tree is selected.files else selected.tree
+        if tree is not None:
+            tree = await asyncio.to_thread(_by_path, tree)
+        survey = Survey(resolution, files, {}, selected.warnings, {}, tree=tree)
         units = (_Question(unit.key, unit.size, unit.is_slab) for unit in units_of(survey.files))
         await self._look(units, survey, hold or self._stored)
         most = _MOST_BEFORE
@@ -309,6 +315,11 @@ class Surveyor:
         )
         await self._look(again, survey, hold or self._stored)
         return survey
+
+    async def tree(self, wanted: WeightsSource, source: Source, resolution: Resolution) -> Listing:
+        """All files of an open source, in path order."""
+        listed = await Selector(self.limit_files, self.limit_bytes).everything(wanted, source, resolution)
+        return await asyncio.to_thread(_by_path, listed)
 
     async def before(
         self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
@@ -359,7 +370,7 @@ def _layouts_by_key(
 
     Raises ``DocumentDamagedError``, ``MalformedDocumentError``.
     """
-    pages = (manifests.document(store, page) for page in listing_pages(manifests.document(store, listing)))
+    pages = (manifests.document(store, page) for page in ListingRoot.parse(manifests.document(store, listing)).pages)
     wanted = {one.path: one.key for one in listed_in(pages) if one.key in keys}
     root = manifests.root_of(store, manifest)
     files = files_of(manifests.document(store, page.digest) for page in root.pages)
@@ -394,10 +405,14 @@ _MOST_PROBLEMS: Final = 10  # named in one error
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The wanted files, in the order of the listing, and a warning for each pattern that matched nothing."""
+    """The wanted files, in the order of the listing, and a warning for each pattern that matched nothing.
+
+    ``tree`` as in ``Survey``.
+    """
 
     files: Listing
     warnings: tuple[str, ...]
+    tree: Listing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +435,7 @@ class Selector:
         # that exceeds the limit and something was selected.
         if not selected.files or selected.warnings:
             try:
-                listed = await self._list(wanted, source, resolution, _EVERYTHING)
+                listed = await self.everything(wanted, source, resolution)
             except LimitExceededError:
                 if not selected.files:
                     raise
@@ -428,8 +443,13 @@ class Selector:
                 selected = await asyncio.to_thread(_select, wanted, listed)
                 if not selected.files:
                     raise await asyncio.to_thread(_nothing_matched, wanted, [file.path for file in listed])
+                if isinstance(wanted.source, HuggingFaceUri):
+                    selected = replace(selected, tree=listed)
         await asyncio.to_thread(self._check, wanted, selected.files)
         return selected
+
+    async def everything(self, wanted: WeightsSource, source: Source, resolution: Resolution) -> Listing:
+        return await self._list(wanted, source, resolution, _EVERYTHING)
 
     async def _list(
         self, wanted: WeightsSource, source: Source, resolution: Resolution, within: Sequence[str]

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from bdn.core.errors import (
 from bdn.core.listing import ListingWriter
 from bdn.core.manifest import Root
 from bdn.core.pace.retry import Outage
-from bdn.core.source.upstream import Resolution, Source
+from bdn.core.source.upstream import Resolution, Source, UpstreamFile
 from bdn.core.source.uri import CheckpointUri, WeightsSource
 from bdn.core.store import organisation_of, reader_of, team_of
 from bdn.mirror.chunks.writer import SetWriter, put_manifest
@@ -339,7 +339,8 @@ class Ingest:
         async with self.database.write() as session:
             set_id = await chunks.of(session, chunks.begin, listing_owner(row.mirror_id, row.position))
         writer = SetWriter(self.database, self.copier.store, set_id, organisation)
-        return await asyncio.to_thread(_write_listing, survey, writer)
+        files, is_whole = (survey.files, False) if survey.tree is None else (survey.tree, True)
+        return await asyncio.to_thread(write_listing, files, writer, is_whole=is_whole)
 
     async def _copy(
         self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: Progress
@@ -449,9 +450,10 @@ class Ingest:
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(root.digest)})
 
 
-def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
-    listing = ListingWriter()
-    for file in survey.files:
+def write_listing(files: Iterable[UpstreamFile], writer: SetWriter, *, is_whole: bool) -> Digest:
+    """Put a listing of files in path order. Blocking."""
+    listing = ListingWriter(is_whole=is_whole)
+    for file in files:
         for page in listing.add(file):
             writer.put(page.digest, page.content)
     for document in listing.finish():

@@ -104,7 +104,9 @@ class HuggingFaceSource:
         scope = PUBLIC if repository.public else scope_of(self._reader)
         where = ("hf", self._hub.endpoint, self._uri.kind, self._uri.repo_id)
         identity = Identity.of(scope, *where, checksum.hex, str(entry.size))
-        return UpstreamFile(listed_path(entry.path), entry.size, identity, entry.path, repository.commit, checksum)
+        return UpstreamFile(
+            listed_path(entry.path), entry.size, identity, entry.path, repository.commit, checksum, entry.blob_id
+        )
 
 
 @asynccontextmanager

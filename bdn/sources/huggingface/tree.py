@@ -68,8 +68,8 @@ def _file(entry: Mapping[str, object]) -> RepoFile:
     """The SDK does not check types, so they are checked here."""
     file = RepoFile(**entry)  # type: ignore[no-untyped-call]
     _text(file.path)
-    name = _text(file.lfs.sha256 if file.lfs else file.blob_id)
-    if _NAME.fullmatch(name) is None or type(file.size) is not int or file.size < 0:
+    names = [_text(file.blob_id), *([_text(file.lfs.sha256)] if file.lfs else [])]
+    if not all(map(_NAME.fullmatch, names)) or type(file.size) is not int or file.size < 0:
         raise ValueError("an entry that cannot be a file")
     return file
 
