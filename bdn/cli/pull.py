@@ -1,10 +1,17 @@
 """Options of ``bdn pull``. The implementation is imported when it runs, so that ``--help`` does not wait for it."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from bdn.cli.output import Output, command_line
+from bdn.cli.output import Output, command_line, progress_bars
+from bdn.core.units import counted, format_size
+
+if TYPE_CHECKING:
+    from bdn.local.pulled import Pulled
 
 
 @click.command()
@@ -50,18 +57,29 @@ async def pull(
     Example: bdn pull s3://bucket/data ./data --secret my_keys
     Example: bdn pull hf://org/model ./model --dry-run --json
     """
-    from bdn.cli.pulled import check_held, is_standing  # noqa: PLC0415
-    from bdn.cli.sources import request_body  # noqa: PLC0415
-    from bdn.sources.environment import forbids_hub  # noqa: PLC0415
+    from bdn.cli.collector import spare_collector  # noqa: PLC0415
+    from bdn.local.pull import plan_files, pull_files  # noqa: PLC0415
+    from bdn.local.pulled import Pull  # noqa: PLC0415
+    from bdn.settings import ClientSettings  # noqa: PLC0415
+    from bdn.wire.named_sources import request_body  # noqa: PLC0415
 
     (wanted,) = request_body((source,), allow=allow, ignore=ignore, secret=secret).sources()
-    if not offline and wanted.source.scheme == "hf" and (forbidden := forbids_hub()):
-        output.say(f"{forbidden}: no requests to the hub, as with --offline")
-        offline = True
-    if offline:
-        check_held(wanted)
-    if not dry_run and await is_standing(output, wanted, dest, offline=offline, link=link):
+    settings, asked = ClientSettings(), Pull(wanted, dest, offline=offline, replace=replace, link=link)
+    spare_collector()
+    if dry_run:
+        planned = await plan_files(asked, settings, output.say)
+        output.result(planned, planned.lines())
         return
-    from bdn.cli.pulling import run_pull  # noqa: PLC0415 - mirror and agent: 1.5 s
+    with progress_bars(output) as report:
+        pulled = await pull_files(asked, settings, output.say, report)
+    for warning in pulled.warnings:
+        output.warn(warning)
+    output.result(pulled, [_line(pulled)])
 
-    await run_pull(output, wanted, dest, offline=offline, replace=replace, link=link, dry_run=dry_run)
+
+def _line(pulled: Pulled) -> str:
+    return (
+        f"{pulled.destination}: {counted(pulled.files_total, 'file')}, {format_size(pulled.bytes_total)}, ready in "
+        f"{pulled.seconds:.2f} s ({format_size(pulled.bytes_transferred)} from the upstream, "
+        f"{format_size(pulled.bytes_from.mirror)} from the mirror, {format_size(pulled.bytes_from.node)} held already)"
+    )

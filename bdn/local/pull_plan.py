@@ -15,11 +15,11 @@ from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 if TYPE_CHECKING:
-    from bdn.cli.pull_services import PullRequests
-    from bdn.cli.running import EmbeddedPulls
     from bdn.core.chunk import Digest
     from bdn.core.layout import Manifest
     from bdn.core.source.uri import WeightsSource
+    from bdn.local.pull_services import PullRequests
+    from bdn.local.services import EmbeddedPulls
     from bdn.mirror.app import MirrorService
     from bdn.mirror.ingest.requests import HeldSource
 
