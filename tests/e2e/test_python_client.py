@@ -22,7 +22,7 @@ from bdn.core.errors import (
     InvalidRequestError,
     InvalidSourceError,
     NotFoundError,
-    SourceNotFoundError,
+    RevisionNotFoundError,
 )
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -153,7 +153,7 @@ async def test_a_canceled_task_releases_its_files(node: Shell) -> None:
 
 
 @pytest.mark.parametrize(("call", "kind", "code"), [
-    (lambda client: client.mirror(["hf://org/absent"]).wait(), SourceNotFoundError, "SOURCE_NOT_FOUND"),
+    (lambda client: client.mirror(["hf://org/model@absent"]).wait(), RevisionNotFoundError, "REVISION_NOT_FOUND"),
     (lambda client: client.mirror(["ftp://host/file"]), InvalidSourceError, "INVALID_SOURCE"),
     (lambda client: client.stage("mir_0123456789abcdef01234567", job="train").__enter__(), NotFoundError, "NOT_FOUND"),
     (lambda client: client.stage(client.mirror([SOURCE]).wait(), job="").__enter__(), InvalidRequestError, "INVALID_REQUEST"),
