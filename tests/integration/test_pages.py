@@ -14,11 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from bdn.cli.clients import ClientSettings
 from bdn.cli.output import exit_code_of
 from bdn.core import errors
 from bdn.core.errors import BdnError
 from bdn.mirror.settings import MirrorSettings
+from bdn.settings import ClientSettings
 from bdn.wire.mirror_schema import Mirror, WeightsSourceBody
 from bdn.wire.shapes import ErrorBody, ReportedError, status_of
 from bdn.wire.stage_schema import StageDocument

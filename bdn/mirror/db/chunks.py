@@ -274,7 +274,9 @@ def _lock(connection: Connection, ids: Collection[int]) -> list[_Locked]:
     return locked
 
 
-def _rows(connection: Connection, query: Select[int, bytes, str, int, str | None, float], given: Mapping[str, object]) -> list[_Locked]:
+def _rows(
+    connection: Connection, query: Select[int, bytes, str, int, str | None, float], given: Mapping[str, object]
+) -> list[_Locked]:
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in connection.execute(query, given)]
 
 

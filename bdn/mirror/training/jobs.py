@@ -44,7 +44,7 @@ class WrongStateError(InUseError):
 
     remedy: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.what} is {' and '.join(self.holders)}: {self.remedy}"
 
 

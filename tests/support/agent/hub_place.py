@@ -8,8 +8,8 @@ from typing import Final
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from bdn.cli.hub_cache import HubRepository
 from bdn.core.source.uri import WeightsSource, parse_source
+from bdn.local.hub_cache import HubRepository
 from bdn.wire.mirror_schema import HubFile
 from node_agent.stage.view.destination import Earlier
 from node_agent.stage.view.hub import HubSnapshot

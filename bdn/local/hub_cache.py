@@ -99,18 +99,6 @@ class HubRepository:
         return self.folder / "trees" / f"{commit}.json"
 
 
-@dataclass(frozen=True)
-class PullPlace:
-    """Where a pull puts its files: a directory, or with ``hub`` the snapshot of a commit."""
-
-    dest: Path
-    link: bool
-    hub: HubRepository | None = None
-
-    def at(self, commit: str | None) -> Path:
-        return self.dest if self.hub is None else self.hub.snapshot(commit)
-
-
 def _tree(files: Iterable[HubFile]) -> Iterator[bytes]:
     yield b'{"format_version": 1, "files": {'
     for separator, file in zip(chain(("\n",), repeat(",\n")), files, strict=False):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bdn.cli.sources import default_mount
+from bdn.wire.named_sources import default_mount
 
 
 @pytest.mark.parametrize(("source", "mount"), [

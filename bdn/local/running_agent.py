@@ -1,4 +1,4 @@
-"""The agent of a service, as used by ``bdn pull`` and ``bdn checkpoints pull``."""
+"""The agent of a service, as used by pulls."""
 
 import asyncio
 import os
