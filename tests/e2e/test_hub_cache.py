@@ -324,6 +324,7 @@ def test_a_second_pull_restores_what_was_removed_or_spoiled(user: Shell, hub: Hu
     hub.log.clear()
 
     again = pull(user, "hf://org/model")
+    (root / "models--org--model/refs/main").unlink()
     third = pull(user, "hf://org/model")
 
     assert (again["bytes_transferred"], third["bytes_transferred"]) == (0, 0)

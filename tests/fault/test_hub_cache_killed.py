@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.agent.hub_place import FILES, HubPlace
+from tests.support.agent.hub_place import COMMIT, FILES, HubPlace
 from tests.support.crash.killing_steps import Fuse, dies_at
 
 
@@ -20,9 +20,9 @@ def test_hub_cache__killed_at_each_step__is_whole_or_reported_and_the_next_pull_
 
         is_dead = dies_at(fuse, pull)
 
-        found = place.offline()
-        assert found in (None, FILES), (step, found)
-        incomplete += found is None
+        by_branch, by_commit = place.offline(), place.offline(COMMIT)
+        assert all(found in (None, FILES) for found in (by_branch, by_commit)), (step, by_branch, by_commit)
+        incomplete += by_commit is None
         place.restart()
         place.pull()
         assert place.offline() == FILES, step

@@ -68,10 +68,11 @@ class HubPlace:
         self.snapshot.clear()
         self.files = whole_files(self.places)
 
-    def offline(self) -> dict[str, bytes] | None:
-        """What the client takes for the whole branch, without the hub; None if it reports that something is missing."""
+    def offline(self, revision: str = "main") -> dict[str, bytes] | None:
+        """What the client takes for the whole, without the hub; None if it reports that something is missing."""
         try:
-            return tree(Path(snapshot_download("org/model", cache_dir=self.root, local_files_only=True)))
+            found = snapshot_download("org/model", revision=revision, cache_dir=self.root, local_files_only=True)
+            return tree(Path(found))
         except LocalEntryNotFoundError:  # and IncompleteSnapshotError
             return None
 
