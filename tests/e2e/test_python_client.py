@@ -242,7 +242,7 @@ def test_an_interrupt_in_the_block_releases_the_files(node: Shell) -> None:
     assert staged(node) == []
 
 
-def test_an_interrupted_wait_leaves_the_mirror_at_work(node: Shell, upstream: Hub) -> None:
+def test_an_interrupted_wait_leaves_the_mirror_at_work(cluster: Cluster, node: Shell, upstream: Hub) -> None:
     upstream.log.clear()
     upstream.repo("org/slow").commit({"model.safetensors": noise(MIB, 7)})
     upstream.fail(stall(), origin="cdn")
@@ -258,8 +258,9 @@ def test_an_interrupted_wait_leaves_the_mirror_at_work(node: Shell, upstream: Hu
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130, output.read_text()
     upstream.release_stalled()
-    with Client(**given(node)) as client:
-        assert client.mirror(["hf://org/slow"]).wait().status == "READY"
+    with cluster.http() as http:
+        mirror = http.get(f"/mirror/{output.read_text().split()[0]}", params={"wait": 60}).json()
+    assert mirror["status"] == "READY"
 
 
 @pytest.mark.embedded("a pull has its own mirror")
