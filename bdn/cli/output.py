@@ -274,24 +274,27 @@ Show = Callable[[int, int | None, int], object]
 
 @contextmanager
 def progress_bars(output: Output) -> Iterator[Callable[[Progress], None]]:
-    """Yields a function that shows a bar for each step, until the step has ended."""
+    """Yields a function that shows a bar for each step, which begins now or where the step before has ended."""
     shown: dict[str, Show] = {}
+    began = time.monotonic()
     with ExitStack() as stack:
 
         def report(progress: Progress) -> None:
+            nonlocal began
             if progress.step not in shown:
-                shown[progress.step] = stack.enter_context(progress_bar(output, progress.step))
+                shown[progress.step] = stack.enter_context(progress_bar(output, progress.step, began))
             shown[progress.step](progress.bytes_done, progress.bytes_total, progress.bytes_moved)
             if progress.is_last:
                 stack.close()
+                began = time.monotonic()
 
         yield report
 
 
 @contextmanager
-def progress_bar(output: Output, title: str) -> Iterator[Show]:
-    """Yields a function for bytes done, total bytes (None if unknown), and bytes moved."""
-    began = time.monotonic()
+def progress_bar(output: Output, title: str, began: float | None = None) -> Iterator[Show]:
+    """Yields a function for bytes done, total bytes (None if unknown), and bytes moved since ``began`` (None: now)."""
+    began = time.monotonic() if began is None else began
     if not output.wants_bars:
         yield _furthest(_Lines(output, title, began).update)
         return

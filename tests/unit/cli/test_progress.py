@@ -12,6 +12,7 @@ from bdn.cli import output
 from bdn.cli.output import Output, _figures, bar_on, progress_bar, progress_bars
 from bdn.net.waiting import last_mirror, last_stage
 from bdn.wire.mirror_schema import Mirror
+from bdn.wire.progress import Progress
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageMount
 
 GB = 10**9
@@ -99,6 +100,20 @@ async def test_a_bar_stands_still_while_bytes_come_again_and_ends_at_the_total(
     with progress_bars(LINES) as report:
         await last_mirror(all_of(updates), report)
     assert said() == ["70 B of 100 B", "70 B of 100 B", "90 B of 100 B", "100 B of 100 B"]
+
+
+def test_the_rate_counts_from_the_begin_of_a_step_and_not_from_its_first_update(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 10.0, 10.0, 30.0])  # begin; the mirror's update and end; the stage's update
+    monkeypatch.setattr("bdn.cli.output.time.monotonic", lambda: next(now, 30.0))
+    with progress_bars(LINES) as report:
+        report(Progress("mirroring", 100, 100, 100, 1, is_last=True))
+        report(Progress("staging", 100, 100, 100, 1, is_last=True))
+    assert capsys.readouterr().err.splitlines() == [
+        "mirroring: 100 B of 100 B, 10 B/s",
+        "staging: 100 B of 100 B, 5 B/s",
+    ]
 
 
 def test_an_empty_selection_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
