@@ -4,6 +4,7 @@ import os
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from tests.support.services.cluster import Cluster
@@ -47,6 +48,15 @@ class User:
         """Push a job. Returns its id."""
         return self._push(project, commands, files or {}, parts)
 
+    def push_config(self, config: Path, *options: str) -> str:
+        """Push the job that a file describes. Returns its id."""
+        done = self.truss("push", str(config), *options)
+        self.said = " ".join(done.out.split())
+        assert done.code == 0, done.out + done.err
+        found = re.search(r"--job-id (\w{10})", self.said)
+        assert found is not None, done.out
+        return found[1]
+
     def _push(
         self, project: str, commands: tuple[str, ...], files: dict[str, str], parts: dict[str, Any], *options: str
     ) -> str:
@@ -56,12 +66,7 @@ class User:
             (folder / name).write_text(content)
         given = {"nodes": 1, "variables": "{}", "runtime": "", "weights": ""} | parts
         (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **given))
-        done = self.truss("push", str(folder / "config.py"), *options)
-        self.said = " ".join(done.out.split())
-        assert done.code == 0, done.out + done.err
-        found = re.search(r"--job-id (\w{10})", self.said)
-        assert found is not None, done.out
-        return found[1]
+        return self.push_config(folder / "config.py", *options)
 
     def job(self, job: str) -> Any:
         with self.cluster.http() as http:
