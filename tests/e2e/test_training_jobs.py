@@ -1,13 +1,9 @@
 """Training jobs by the unmodified truss: pushed, staged, run on agents, and seen from outside."""
 
 import hashlib
-import os
-import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -17,9 +13,9 @@ from tests.doubles.s3 import S3Server
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.runs import needs_bwrap
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import Finished, Shell, wait_until
+from tests.support.services.commands import wait_until
+from tests.support.services.training import CLIENTS, User, agent, ended, left_over
 
-CLIENTS: Final = Path(__file__).parents[2] / ".venv-truss/bin"
 pytestmark = [
     pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it"),
     needs_bwrap,
@@ -27,20 +23,6 @@ pytestmark = [
 ]
 MODEL: Final = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 4096}
 DATA: Final = {"train/a.jsonl": b"[1]\n" * 1000, "train/b.jsonl": b"[2]\n"}
-CONFIG: Final = """
-from truss.base.truss_config import WeightsSource
-from truss_train import (
-    BasetenCheckpoint, CacheConfig, CheckpointingConfig, Compute, Image, LoadCheckpointConfig, Runtime, SecretReference,
-    TrainingJob, TrainingProject,
-)
-
-training_project = TrainingProject(name={project!r}, job=TrainingJob(
-    image=Image(base_image="python:3.11"),
-    compute=Compute(node_count={nodes}),
-    runtime=Runtime(start_commands={commands!r}, environment_variables={variables}, {runtime}),
-    weights=[{weights}],
-))
-"""
 WEIGHTS: Final = (
     'WeightsSource(source="hf://org/model", mount_location="/app/models/org/model"), '
     'WeightsSource(source="s3://data/train", mount_location="/app/data")'
@@ -88,52 +70,6 @@ print("step", step)
 """
 
 
-@dataclass
-class User:
-    """Has truss in PATH, and a folder for each job's configuration. ``said``: the last push's output, in one line."""
-
-    cluster: Cluster
-    shell: Shell
-    said: str = ""
-
-    def truss(self, *words: str, **environment: str) -> Finished:
-        extra = {"PATH": f"{CLIENTS}:{os.environ['PATH']}", "TRUSS_NO_UPDATE_CHECK": "1", "COLUMNS": "250"}
-        user = replace(self.shell, extra={**self.shell.extra, **extra, **environment})
-        return user.run("bdn", "truss", "train", *words)
-
-    def push(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
-        """Push a job and follow it to its end. Returns its id."""
-        return self._push(project, commands, files or {}, parts, "--tail")
-
-    def start(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
-        """Push a job. Returns its id."""
-        return self._push(project, commands, files or {}, parts)
-
-    def _push(
-        self, project: str, commands: tuple[str, ...], files: dict[str, str], parts: dict[str, Any], *options: str
-    ) -> str:
-        folder = self.shell.root / f"job-{len(list(self.shell.root.glob('job-*')))}"
-        folder.mkdir(parents=True)
-        for name, content in files.items():
-            (folder / name).write_text(content)
-        given = {"nodes": 1, "variables": "{}", "runtime": "", "weights": ""} | parts
-        (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **given))
-        done = self.truss("push", str(folder / "config.py"), *options)
-        self.said = " ".join(done.out.split())
-        assert done.code == 0, done.out + done.err
-        found = re.search(r"--job-id (\w{10})", self.said)
-        assert found is not None, done.out
-        return found[1]
-
-    def job(self, job: str) -> Any:
-        with self.cluster.http() as http:
-            (found,) = http.post("/v1/training_jobs/search", json={"job_id": job}).json()["training_jobs"]
-            return found
-
-    def logs(self, job: str) -> str:
-        return self.truss("logs", "--job-id", job).out
-
-
 @pytest.fixture
 def cluster(backend: str, tmp_path: Path, hub: Hub, s3: S3Server) -> Iterator[Cluster]:
     hub.repo("org/model").commit(MODEL)
@@ -143,27 +79,6 @@ def cluster(backend: str, tmp_path: Path, hub: Hub, s3: S3Server) -> Iterator[Cl
         cluster = Cluster(tmp_path, {**extra, "BDN_SECRETS_KEY": new_key(), "BDN_SECRET_OPERATORS": "x"})
         with cluster.mirror():
             yield cluster
-
-
-def agent(cluster: Cluster, node: str = "node-1") -> AbstractContextManager[Shell]:
-    """An agent that runs jobs."""
-    volume = str(cluster.root / "volume")
-    jobs = {"BDN_AGENT_ROLES": "node,cluster,job", "BDN_AGENT_JOB_LAUNCHER": "bwrap", "BDN_AGENT_VOLUME_ROOT": volume}
-    return cluster.agent(node, BDN_AGENT_EXPOSURE="bind", BDN_AGENT_SETTLE_SECONDS="0", **jobs)
-
-
-def ended(user: User, job: str) -> tuple[str, str]:
-    """Status and reason."""
-    found = user.job(job)
-    return found["current_status"].removeprefix("TRAINING_JOB_"), found["error_message"] or ""
-
-
-def left_over(shell: Shell) -> list[str]:
-    """Stages, volumes and run directories of a node."""
-    stages = [one["stage_id"] for one in shell.run("bdn", "ls", "--json").document.get("stages", [])]
-    volumes = [one["id"] for one in shell.run("bdn", "volumes", "ls", "--json").document["items"]]
-    runs = [str(path) for path in shell.data.glob("**/runs/[a-z0-9]*")]
-    return [*stages, *volumes, *runs]
 
 
 SCRIPT: Final = """

@@ -1,0 +1,98 @@
+"""Users with the unmodified truss, and agents that run their jobs."""
+
+import os
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tests.support.services.cluster import Cluster
+from tests.support.services.commands import ROOT, Finished, Shell
+
+CLIENTS: Final = ROOT / ".venv-truss/bin"
+CONFIG: Final = """
+from truss.base.truss_config import WeightsSource
+from truss_train import (
+    BasetenCheckpoint, CacheConfig, CheckpointingConfig, Compute, Image, LoadCheckpointConfig, Runtime, SecretReference,
+    TrainingJob, TrainingProject,
+)
+
+training_project = TrainingProject(name={project!r}, job=TrainingJob(
+    image=Image(base_image="python:3.11"),
+    compute=Compute(node_count={nodes}),
+    runtime=Runtime(start_commands={commands!r}, environment_variables={variables}, {runtime}),
+    weights=[{weights}],
+))
+"""
+
+
+@dataclass
+class User:
+    """Has truss in PATH, and a folder for each job's configuration. ``said``: the last push's output, in one line."""
+
+    cluster: Cluster
+    shell: Shell
+    said: str = ""
+
+    def truss(self, *words: str, **environment: str) -> Finished:
+        extra = {"PATH": f"{CLIENTS}:{os.environ['PATH']}", "TRUSS_NO_UPDATE_CHECK": "1", "COLUMNS": "250"}
+        user = replace(self.shell, extra={**self.shell.extra, **extra, **environment})
+        return user.run("bdn", "truss", "train", *words)
+
+    def push(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
+        """Push a job and follow it to its end. Returns its id."""
+        return self._push(project, commands, files or {}, parts, "--tail")
+
+    def start(self, project: str, *commands: str, files: dict[str, str] | None = None, **parts: Any) -> str:
+        """Push a job. Returns its id."""
+        return self._push(project, commands, files or {}, parts)
+
+    def push_config(self, config: Path, *options: str) -> str:
+        """Push the job that a file describes. Returns its id."""
+        done = self.truss("push", str(config), *options)
+        self.said = " ".join(done.out.split())
+        assert done.code == 0, done.out + done.err
+        found = re.search(r"--job-id (\w{10})", self.said)
+        assert found is not None, done.out
+        return found[1]
+
+    def _push(
+        self, project: str, commands: tuple[str, ...], files: dict[str, str], parts: dict[str, Any], *options: str
+    ) -> str:
+        folder = self.shell.root / f"job-{len(list(self.shell.root.glob('job-*')))}"
+        folder.mkdir(parents=True)
+        for name, content in files.items():
+            (folder / name).write_text(content)
+        given = {"nodes": 1, "variables": "{}", "runtime": "", "weights": ""} | parts
+        (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **given))
+        return self.push_config(folder / "config.py", *options)
+
+    def job(self, job: str) -> Any:
+        with self.cluster.http() as http:
+            (found,) = http.post("/v1/training_jobs/search", json={"job_id": job}).json()["training_jobs"]
+            return found
+
+    def logs(self, job: str) -> str:
+        return self.truss("logs", "--job-id", job).out
+
+
+def agent(cluster: Cluster, node: str = "node-1") -> AbstractContextManager[Shell]:
+    """An agent that runs jobs."""
+    volume = str(cluster.root / "volume")
+    jobs = {"BDN_AGENT_ROLES": "node,cluster,job", "BDN_AGENT_JOB_LAUNCHER": "bwrap", "BDN_AGENT_VOLUME_ROOT": volume}
+    return cluster.agent(node, BDN_AGENT_EXPOSURE="bind", BDN_AGENT_SETTLE_SECONDS="0", **jobs)
+
+
+def ended(user: User, job: str) -> tuple[str, str]:
+    """Status and reason."""
+    found = user.job(job)
+    return found["current_status"].removeprefix("TRAINING_JOB_"), found["error_message"] or ""
+
+
+def left_over(shell: Shell) -> list[str]:
+    """Stages, volumes and run directories of a node."""
+    stages = [one["stage_id"] for one in shell.run("bdn", "ls", "--json").document.get("stages", [])]
+    volumes = [one["id"] for one in shell.run("bdn", "volumes", "ls", "--json").document["items"]]
+    runs = [str(path) for path in shell.data.glob("**/runs/[a-z0-9]*")]
+    return [*stages, *volumes, *runs]
