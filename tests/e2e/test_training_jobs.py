@@ -11,7 +11,7 @@ from bdn.mirror.db.secrets import new_key
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Server
 from tests.support.agent.mounts import needs_mounts, unmounting
-from tests.support.agent.runs import needs_bwrap
+from tests.support.agent.runs import ending_ranks, needs_bwrap
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import wait_until
 from tests.support.services.training import CLIENTS, User, agent, ended, left_over
@@ -44,21 +44,6 @@ print("waiting", flush=True)
 while True:
     time.sleep(1)
 """
-GROUP: Final = """
-import os, socket, time
-rank, size = int(os.environ["BT_NODE_RANK"]), int(os.environ["BT_GROUP_SIZE"])
-if rank == 0:
-    with socket.create_server(("", 29500)) as server:
-        server.accept()
-else:
-    for _ in range(600):
-        try:
-            socket.create_connection((os.environ["BT_LEADER_ADDR"], 29500)).close()
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    print(f"rank {rank} of {size} reached its leader")
-"""
 RESUMED: Final = """
 import os, pathlib
 found = sorted(pathlib.Path(os.environ["BT_LOAD_CHECKPOINT_DIR"]).rglob("model.pt"))
@@ -74,7 +59,7 @@ print("step", step)
 def cluster(backend: str, tmp_path: Path, hub: Hub, s3: S3Server) -> Iterator[Cluster]:
     hub.repo("org/model").commit(MODEL)
     s3.bucket("data", public=True).put(DATA)
-    with unmounting(tmp_path):
+    with unmounting(tmp_path), ending_ranks(tmp_path):
         extra = {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url}
         cluster = Cluster(tmp_path, {**extra, "BDN_SECRETS_KEY": new_key(), "BDN_SECRET_OPERATORS": "x"})
         with cluster.mirror():
@@ -164,15 +149,6 @@ def test_a_stop__lets_the_commands_finish_a_checkpoint(cluster: Cluster) -> None
         listed = user.truss("checkpoints", "list", "--job-id", job, "-o", "json").document
         assert [one["checkpoint_id"] for one in listed["checkpoints"]] == ["checkpoint-1"]
         wait_until(lambda: not left_over(shell), what="an empty node")
-
-
-@pytest.mark.production
-def test_ranks__begin_together_and_find_their_leader(cluster: Cluster) -> None:
-    with agent(cluster) as shell, agent(cluster, "node-2"):
-        user = User(cluster, shell)
-        job = user.push("group", "python3 script.py", files={"script.py": GROUP}, nodes=2, weights=WEIGHTS)
-        assert ended(user, job) == ("COMPLETED", "")
-        assert "rank 1 of 2 reached its leader" in user.logs(job)
 
 
 @pytest.mark.production
