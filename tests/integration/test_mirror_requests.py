@@ -44,11 +44,13 @@ def s3_folder(bucket: S3Bucket, prefix: str = "llama", files: dict[str, bytes] |
     return source(f"s3://{bucket.name}/{prefix}", **with_secret("s3-keys"))
 
 
-@pytest.mark.parametrize("upstream", ["hf", "s3"])
+@pytest.mark.parametrize("upstream", ["hf", "s3", "r2"])
 async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
     mirror: MirrorUnderTest, hub: Hub, s3: S3Server, bucket: S3Bucket, upstream: str
 ) -> None:
     wanted = hub_model(hub) if upstream == "hf" else s3_folder(bucket)
+    if upstream == "r2":
+        wanted["source"] = f"r2://account.{bucket.name}/llama"
     document = await mirror.ready(wanted)
     size = sum(map(len, TREE.values()))
     assert document["files_total"] == len(TREE)
