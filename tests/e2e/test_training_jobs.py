@@ -1,9 +1,12 @@
 """Training jobs by the unmodified truss: pushed, staged, run on agents, and seen from outside."""
 
 import hashlib
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -53,6 +56,31 @@ folder.mkdir()
 (folder / "model.pt").write_text(str(step))
 print("step", step)
 """
+FETCHED: Final = """
+import os, pathlib, sys, urllib.request
+file = pathlib.Path(os.environ["BT_PROJECT_CACHE_DIR"], "d/f")
+if not file.exists():
+    file.parent.mkdir()
+    file.write_bytes(urllib.request.urlopen(sys.argv[1]).read())
+    print("downloaded")
+print(file.stat().st_size, "bytes are there")
+"""
+STORED: Final = """
+import os, pathlib
+print("WEIGHTS", pathlib.Path("/app/model/weights.txt").read_text())
+for name in ("SCRATCH", "PROJECT_CACHE", "CHECKPOINT", "LOAD_CHECKPOINT"):
+    print(name, [path.read_text() for path in pathlib.Path(os.environ[f"BT_{name}_DIR"]).rglob("state.pt")])
+for name in ("SCRATCH", "PROJECT_CACHE", "CHECKPOINT"):
+    folder = pathlib.Path(os.environ[f"BT_{name}_DIR"], "step-1")
+    folder.mkdir(exist_ok=True)
+    (folder / "state.pt").write_text(f"what is in {name}")
+"""
+
+
+def resuming(project: str) -> str:
+    """The runtime of a job that writes checkpoints and loads the newest of its project."""
+    newest = f"checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name={project!r})]"
+    return f"{CHECKPOINTS}, load_checkpoint_config=LoadCheckpointConfig(enabled=True, {newest})"
 
 
 @pytest.fixture
@@ -91,30 +119,35 @@ def bytes_from(hub: Hub, s3: S3Server) -> int:
     return sum(one.bytes_served for one in requests if "range" in one.headers)
 
 
+def pushed_with_weights(user: User) -> str:
+    """A job that reads all of its weights and tries to change them. Returns its id."""
+    job = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
+    assert "completed successfully" in user.said
+    said = user.said.replace(" ", "")
+    for place, files in (("/app/models/org/model", MODEL), ("/app/data", DATA)):
+        for name, content in files.items():
+            path = f"{place}/{name.removeprefix('train/') if place == '/app/data' else name}"
+            assert f"FILE{path}{hashlib.sha256(content).hexdigest()}" in said
+    assert "UID0" in said
+    assert "WRITTEN" not in said
+    assert "REMOUNTED" not in said
+    assert ended(user, job) == ("COMPLETED", "")
+    return job
+
+
 @pytest.mark.production
 def test_a_job__finds_its_weights_read_only_and_a_second_one_moves_no_byte(
     cluster: Cluster, hub: Hub, s3: S3Server
 ) -> None:
     with agent(cluster) as shell:
         user = User(cluster, shell)
-        first = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
-        assert "completed successfully" in user.said
-        said = user.said.replace(" ", "")
-        for place, files in (("/app/models/org/model", MODEL), ("/app/data", DATA)):
-            for name, content in files.items():
-                path = f"{place}/{name.removeprefix('train/') if place == '/app/data' else name}"
-                assert f"FILE{path}{hashlib.sha256(content).hexdigest()}" in said
-        assert "UID0" in said
-        assert "WRITTEN" not in said
-        assert "REMOUNTED" not in said
-        assert user.job(first)["current_status"] == "TRAINING_JOB_COMPLETED"
+        first = pushed_with_weights(user)
         assert "TRAINING_JOB_COMPLETED" in user.truss("view", "--job-id", first).out
         assert not Path("/app").exists()
         wait_until(lambda: not left_over(shell), what="an empty node")
 
         moved = bytes_from(hub, s3)
-        second = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
-        assert user.job(second)["current_status"] == "TRAINING_JOB_COMPLETED"
+        pushed_with_weights(user)
         assert bytes_from(hub, s3) == moved
 
 
@@ -158,10 +191,11 @@ def test_a_secret__reaches_the_commands_alone(cluster: Cluster) -> None:
         done = shell.run("bdn-admin", "secrets", "set", "wandb", given=SECRET.encode())
         assert done.code == 0, done.out + done.err
         variables = '{"KEY": SecretReference(name="wandb"), "PLAIN": "$BT_SCRATCH_DIR/x"}'
-        command = 'python3 -c \'import os; print(len(os.environ["KEY"]), os.environ["PLAIN"])\'; sleep 3'
+        command = "printf %s $KEY | sha256sum; echo $PLAIN; sleep 3"
         job = user.push("secret", command, variables=variables)
         assert ended(user, job)[0] == "COMPLETED"
-        assert f"{len(SECRET)} /mnt/bt-scratch/x" in user.logs(job)
+        for line in (hashlib.sha256(SECRET.encode()).hexdigest(), "/mnt/bt-scratch/x"):
+            assert line in user.logs(job)
         with cluster.http() as http:
             assert (
                 SECRET not in http.get(f"/v1/training_projects/{user.job(job)['training_project_id']}/jobs/{job}").text
@@ -175,37 +209,90 @@ def test_a_secret__reaches_the_commands_alone(cluster: Cluster) -> None:
 
 
 @pytest.mark.production
-def test_the_cache_of_a_project__is_found_by_its_next_job(cluster: Cluster) -> None:
+def test_the_cache_of_a_project__is_found_by_its_next_job(cluster: Cluster, s3: S3Server) -> None:
+    """It is looked for before it is downloaded, as Baseten's guide says."""
+    given: dict[str, Any] = {
+        "runtime": "cache_config=CacheConfig(enabled=True, enable_legacy_hf_mount=True)",
+        "variables": '{"HF_HOME": "$BT_PROJECT_CACHE_DIR/huggingface"}',
+    }
+    fetch, files = f"python3 script.py {s3.url}/data/train/a.jsonl", {"script.py": FETCHED}
     with agent(cluster) as shell:
         user = User(cluster, shell)
-        runtime = "cache_config=CacheConfig(enabled=True, enable_legacy_hf_mount=True)"
-        first = user.push(
-            "cached", "mkdir $BT_PROJECT_CACHE_DIR/d; echo kept > $BT_PROJECT_CACHE_DIR/d/f", runtime=runtime
+        write = (
+            "mkdir $HF_HOME; echo by-hf-home >$HF_HOME/f; echo by-mount >/root/.cache/huggingface/f; "
+            "echo by-team >$BT_TEAM_CACHE_DIR/f"
         )
-        assert ended(user, first)[0] == "COMPLETED", ended(user, first)
-        command = "cat /root/.cache/user_artifacts/d/f; test $BT_RW_CACHE_DIR = $BT_PROJECT_CACHE_DIR && ls -d /root/.cache/huggingface $BT_TEAM_CACHE_DIR"
-        second = user.push("cached", command, runtime=runtime)
-        assert ended(user, second)[0] == "COMPLETED", ended(user, second)
-        assert "kept" in user.logs(second)
-        other = user.push("other", "ls -A $BT_PROJECT_CACHE_DIR | wc -l", runtime=runtime)
+        first = user.push("cached", fetch, write, files=files, **given)
+        assert ended(user, first) == ("COMPLETED", "")
+        assert "downloaded" in user.logs(first)
+
+        read = "test $BT_RW_CACHE_DIR = $BT_PROJECT_CACHE_DIR; cd /root/.cache; cat user_artifacts/huggingface/f huggingface/f"
+        found = "find user_artifacts huggingface -type f -printf 'FOUND %p %s\\n'"
+        second = user.push("cached", fetch, f"set -e; {read}; {found}", files=files, **given)
+        assert ended(user, second) == ("COMPLETED", "")
+        said = user.logs(second)
+        for line in (f"{len(DATA['train/a.jsonl'])} bytes are there", "by-hf-home", "by-mount"):
+            assert line in said
+        assert "downloaded" not in said
+        assert s3.log.count("a.jsonl", method="GET") == 1
+
+        other = user.push("other", "ls -A $BT_PROJECT_CACHE_DIR | wc -l; cat /root/.cache/team_artifacts/f", **given)
         assert "(r0) 0" in user.logs(other)
+        assert "by-team" in user.logs(other)
         summary = user.truss("cache", "summarize", "cached", "-o", "json").document
-        assert "user_artifacts/d/f" in [one["path"] for one in summary["files"]]
+        sizes = {one["path"]: one["size_bytes"] for one in summary["files"] if one["type"] == "file"}
+        assert sizes == {path: int(size) for path, size in re.findall(r"FOUND (\S+) (\d+)", said)}
 
 
 @pytest.mark.production
-def test_a_job__resumes_from_the_checkpoint_of_the_job_before_it(cluster: Cluster) -> None:
-    with agent(cluster) as shell, agent(cluster, "node-2"):
-        user = User(cluster, shell)
-        runtime = (
-            CHECKPOINTS + ", load_checkpoint_config=LoadCheckpointConfig(enabled=True, "
-            'checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name="resumes")])'
-        )
-        jobs = [
-            user.push("resumes", "python3 script.py", files={"script.py": RESUMED}, runtime=runtime) for _ in range(2)
-        ]
-        for step, job in enumerate(jobs, start=1):
+def test_a_job__resumes_on_another_node_from_the_checkpoint_of_the_job_before_it(cluster: Cluster) -> None:
+    """The first node is lost with all that it had."""
+    user, job = User(cluster, cluster.shell("operator")), ""
+    for step, node in enumerate(("node-1", "node-2"), start=1):
+        with agent(cluster, node) as shell:
+            job = user.push("resumes", "python3 script.py", files={"script.py": RESUMED}, runtime=resuming("resumes"))
             assert ended(user, job) == ("COMPLETED", "")
             assert f"step {step}" in user.logs(job)
-        listed = user.truss("get_checkpoint_urls", "--job-id", jobs[-1])
-        assert listed.code == 0, listed.out + listed.err
+            wait_until(lambda shell=shell: not left_over(shell), what="an empty node")
+        shutil.rmtree(shell.data)
+    listed = user.truss("get_checkpoint_urls", "--job-id", job)
+    assert listed.code == 0, listed.out + listed.err
+
+
+def holding(root: Path, text: str) -> list[str]:
+    """The files below the folder that have this text. Holes of files cost nothing."""
+    found = subprocess.run(["grep", "-rlaF", text, root], check=False, capture_output=True, text=True)
+    return found.stdout.splitlines()
+
+
+@pytest.mark.embedded("it searches the files of the store")
+def test_storage_of_each_kind__stays_as_long_as_it_says_and_leaves_no_byte(cluster: Cluster, hub: Hub) -> None:
+    hub.repo("org/stored").commit({"weights.txt": b"what is in WEIGHTS"})
+    weights = 'WeightsSource(source="hf://org/stored", mount_location="/app/model")'
+    runtime = f"{resuming('stored')}, cache_config=CacheConfig(enabled=True)"
+    kinds = ("WEIGHTS", "PROJECT_CACHE", "CHECKPOINT")
+    with agent(cluster) as shell:
+        user = User(cluster, shell)
+        said = []
+        for _ in range(2):
+            job = user.push(
+                "stored", "python3 script.py", files={"script.py": STORED}, runtime=runtime, weights=weights
+            )
+            assert ended(user, job) == ("COMPLETED", "")
+            said.append(user.logs(job))
+            wait_until(lambda: not left_over(shell), what="an empty node")
+            wait_until(lambda: not holding(cluster.root, "what is in SCRATCH"), what="the end of the scratch")
+        for text in said:
+            assert "WEIGHTS what is in WEIGHTS" in text
+            assert "(r0) SCRATCH []" in text
+            assert "(r0) CHECKPOINT []" in text
+        for kind, read in (("PROJECT_CACHE", "PROJECT_CACHE"), ("CHECKPOINT", "LOAD_CHECKPOINT")):
+            assert f"(r0) {read} []" in said[0]
+            assert f"(r0) {read} ['what is in {kind}']" in said[1]
+        assert all(holding(cluster.root, f"what is in {kind}") for kind in kinds)
+
+        wait_until(lambda: shell.run("bdn-admin", "projects", "rm", "stored").code == 0, what="the unused project")
+        shell.told("bdn-admin", "evict", "--all", "--force", "--purge")
+        shell.told("bdn-admin", "gc", "--grace", "0s")
+        for kind in kinds:
+            wait_until(lambda kind=kind: not holding(cluster.root, f"what is in {kind}"), what=f"the end of {kind}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, with_secret
@@ -126,6 +127,14 @@ async def test_a_source_beyond_the_limits_is_refused(
         assert (await mirror.post(MODEL, dry_run=True)).status_code == 413
     async with mirror_under_test(tmp_path / "just", **just) as mirror:
         await mirror.ready(MODEL)
+
+
+async def test_a_source_of_10_tb__is_within_the_limits_that_nobody_set(mirror: MirrorUnderTest, hub: Hub) -> None:
+    terabyte = 1000**4
+    parts = {f"{number}.tar": GeneratedContent(terabyte, number).declaring(f"{number:064x}") for number in range(10)}
+    hub.repo("org/large").commit(parts)
+    plan = await mirror.plan(source("hf://org/large"))
+    assert (plan["files"], plan["bytes_to_transfer"]) == (10, 10 * terabyte)
 
 
 async def test_what_is_not_there_is_not_found_and_a_name_that_cannot_be_one_is_invalid(

@@ -50,11 +50,14 @@ def hub_folder(hub: Hub, files: dict[str, bytes] | None = None) -> Json:
     return source("hf://buckets/org/bucket/llama", **with_secret("hub-token"))
 
 
-@pytest.mark.parametrize("upstream", ["hf", "hub bucket", "s3"])
+@pytest.mark.parametrize("upstream", ["hf", "hub bucket", "s3", "r2"])
 async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
     mirror: MirrorUnderTest, hub: Hub, s3: S3Server, bucket: S3Bucket, upstream: str
 ) -> None:
-    wanted = s3_folder(bucket) if upstream == "s3" else hub_model(hub) if upstream == "hf" else hub_folder(hub)
+    made = {"hf": lambda: hub_model(hub), "hub bucket": lambda: hub_folder(hub)}
+    wanted = made.get(upstream, lambda: s3_folder(bucket))()
+    if upstream == "r2":
+        wanted["source"] = f"r2://account.{bucket.name}/llama"
     document = await mirror.ready(wanted)
     size = sum(map(len, TREE.values()))
     assert document["files_total"] == len(TREE)
