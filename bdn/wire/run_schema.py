@@ -11,6 +11,8 @@ from bdn.wire.shapes import ErrorBody, Number, Quantity, StrictModel
 LauncherName = Literal["podman", "docker", "bwrap"]
 LINES_AT_ONCE: Final = 1000
 LONGEST_LINE: Final = 64 * 1024  # bytes of UTF-8; an agent splits longer lines
+LOG_BYTES: Final = 100 * 1000**2  # of one job, whose oldest lines are dropped beyond that
+LINE_BYTES: Final = 25  # of a line in a log, beside its text: time and punctuation
 
 RunId = Annotated[StrictStr, Field(pattern=r"^[a-z0-9]{10}$")]  # also the job's id
 Rank = Annotated[StrictInt, Field(ge=0, lt=1000)]
@@ -64,6 +66,8 @@ class RunReport(BaseModel):
     """A rank's state. ENDED is final: its checkpoints are pushed, its output is acknowledged, its directories are gone.
 
     ``exit_code`` is 128 + n for signal n. LOST: this node has no such run, or the machine has restarted since.
+    ``scratch_bytes``: of the rank's scratch in use when it was last measured; null before, and after a restart of the agent
+    once scratch is gone. ``scratch_limit_bytes`` is its bound.
     """
 
     run: RunId
@@ -75,6 +79,8 @@ class RunReport(BaseModel):
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     error: ErrorBody | None = None
     sync_status: SyncStatus | None = None
+    scratch_bytes: Quantity | None = None
+    scratch_limit_bytes: Quantity | None = None
 
 
 class RegistryLogin(BaseModel):

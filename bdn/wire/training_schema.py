@@ -410,6 +410,8 @@ class User(BaseModel):
 
 
 class RankDocument(BaseModel):
+    """``reported_at``: when a report last changed it. ``scratch_bytes``: of its scratch in use, as last reported."""
+
     rank: int
     node: str
     state: RankState
@@ -418,6 +420,9 @@ class RankDocument(BaseModel):
     eta_seconds: float | None = None
     exit_code: int | None = None
     error: ErrorBody | None = None
+    scratch_bytes: int | None = None
+    scratch_limit_bytes: int | None = None
+    reported_at: datetime | None = None
 
 
 class OwnFields(BaseModel):

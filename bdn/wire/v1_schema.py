@@ -1,7 +1,7 @@
 """Documents of ``/v1`` about everything but jobs, as clients of Baseten read them. Requests ignore unknown fields."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StrictStr
 from pydantic_core import PydanticCustomError
@@ -146,10 +146,16 @@ class Sample(BaseModel):
 
 
 class StorageSeries(BaseModel):
-    """Use of a file system over time; ``utilization`` is between 0 and 1."""
+    """Use of a file system over time; ``utilization`` is the share of its limit."""
 
     usage_bytes: list[Sample] = []
     utilization: list[Sample] = []
+
+    @classmethod
+    def of(cls, at: datetime, used: int, limit: int) -> Self:
+        """Of one measurement."""
+        share = used / limit if limit else 1.0
+        return cls(usage_bytes=[Sample(timestamp=at, value=used)], utilization=[Sample(timestamp=at, value=share)])
 
 
 class JobSeries(BaseModel):
@@ -168,7 +174,10 @@ class NodeSeries(BaseModel):
 
 
 class JobMetrics(JobSeries):
-    """``cache`` is the project's training cache, as of its last summary."""
+    """``cache`` is the project's training cache, as of its last summary.
+
+    ``ephemeral_storage`` of a node is its rank's scratch, as of the rank's last report.
+    """
 
     training_job: TrainingJob
     per_node_metrics: list[NodeSeries]

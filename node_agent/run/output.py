@@ -21,13 +21,14 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.disk.durable import disk_errors, write_at_once
 from bdn.disk.syscalls import punch_hole
 from bdn.net.client import OutageRetry
-from bdn.wire.run_schema import LINES_AT_ONCE, LONGEST_LINE, RunOutput
+from bdn.wire.run_schema import LINE_BYTES, LINES_AT_ONCE, LOG_BYTES, LONGEST_LINE, RunOutput
 from node_agent.background_tasks import in_thread
 from node_agent.run.directory import RunDirectory, opened_plain
 
 logger = logging.getLogger(__name__)
 _BATCH_BYTES: Final = 512 * 1024  # JSON takes up to six times as much, and the mirror accepts 4 MiB
 _PIECE: Final = 1024**2
+_FREED_BYTES: Final = 64 * 1024**2  # of dropped lines, at once: a fast job writes on while they are counted
 _COUNTED_BYTES: Final = 2 * 1024**3  # dropped at once with its lines counted: a sparse file has terabytes to read
 _AGAIN_SECONDS: Final = 10.0
 _PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest_seconds=2.0))
@@ -77,18 +78,40 @@ class _Mark(BaseModel):
     time: int = 0
 
 
+def _start_of_newest(descriptor: int, start: int, stop: int, log_bytes: int) -> int:
+    """Where the newest output begins whose lines fit into a log, to a piece; at least ``start``."""
+    at = stop
+    while at > start:
+        begin = max(start, at - _PIECE)
+        piece = os.pread(descriptor, at - begin, begin)
+        log_bytes -= len(piece) + LINE_BYTES * piece.count(b"\n")
+        if log_bytes < 0:
+            break
+        at = begin
+    return at
+
+
+def _whole_lines(descriptor: int, start: int, stop: int) -> tuple[int, int]:
+    """The end of the line at ``stop`` or, if it is longer than a piece, a place in it; and the count of lines from ``start``."""
+    at, count = start, 0
+    while at < stop and (piece := os.pread(descriptor, _PIECE, at)):
+        at += piece.rfind(b"\n") + 1 or len(piece)
+        count += piece.count(b"\n")
+    return at, count
+
+
 @dataclass
 class OutputSender:
     """``send`` is a call to the mirror. Use one at a time for a directory.
 
-    Of output beyond ``most_bytes`` that the mirror has not taken, all but the newest ``kept_bytes`` is dropped. Both are
-    far below 1 GiB, because a fast job writes on meanwhile.
+    Of output beyond ``most_bytes`` that the mirror has not taken, only the newest lines are kept that fit into a log of
+    ``log_bytes``: the mirror would drop the others. ``most_bytes`` is far below 1 GiB, because a fast job writes on meanwhile.
     """
 
     directory: RunDirectory
     send: Callable[[RunOutput], Awaitable[object]]
     most_bytes: int = 768 * 1024**2
-    kept_bytes: int = 512 * 1024**2
+    log_bytes: int = LOG_BYTES
     is_refused: bool = False  # the mirror does not know the run any more
     _mark: _Mark = field(default_factory=_Mark)
     _most: int = _BATCH_BYTES
@@ -116,10 +139,14 @@ class OutputSender:
                 await in_thread(self._acknowledged, output)
         return True
 
-    async def bound(self) -> None:
-        """Drop the oldest lines beyond what may wait for the mirror. Raises ``DiskFailedError``."""
+    async def bound(self, *, is_end: bool = False) -> None:
+        """Drop the oldest lines beyond what may wait for the mirror. Raises ``DiskFailedError``.
+
+        With ``is_end`` the output has ended. Then no line is kept that the log has no room for: the end of the rank waits
+        until all are sent.
+        """
         async with self._lock:
-            await in_thread(self._drop)
+            await in_thread(self._drop, 0 if is_end else self.most_bytes)
 
     async def _fail(self, error: BdnError) -> None:
         self.is_refused = error.code == NotFoundError.code
@@ -164,24 +191,23 @@ class OutputSender:
         self._save()
         self._free(0, mark.next)  # from the beginning, since blocks are freed only whole
 
-    def _drop(self) -> None:
+    def _drop(self, most_bytes: int) -> None:
         mark = self._mark
         with disk_errors(self.directory.output), opened_plain(self.directory.output) as file:
             size = os.fstat(file.fileno()).st_size
-            if size - mark.next <= self.most_bytes:
+            if size - mark.next <= most_bytes:
                 return
-            begun, at, count = mark.next, mark.next, 0
-            if size - self.kept_bytes - at > _COUNTED_BYTES:
-                at = size - self.kept_bytes - 1  # the piece read there ends with a line
-            while at < size - self.kept_bytes:
-                if not (piece := os.pread(file.fileno(), _PIECE, at)):
+            begun, stop = mark.next, _start_of_newest(file.fileno(), mark.next, size, self.log_bytes)
+            if stop - begun > _COUNTED_BYTES:
+                mark.next = stop - 1  # the piece read there ends with a line
+            while mark.next < stop:
+                end, count = _whole_lines(file.fileno(), mark.next, min(stop, mark.next + _FREED_BYTES))
+                if end == mark.next:
                     break  # truncated by the job
-                end = piece.rfind(b"\n") + 1 or len(piece)  # whole lines, unless one is longer
-                count += piece.count(b"\n")
-                at += end
-            mark.next, mark.dropped = at, mark.dropped + max(1, count)
-            self._save()
-        self._free(begun, at)
+                mark.next, mark.dropped = end, mark.dropped + max(1, count)
+                self._save()
+                self._free(begun, end)
+                begun = end
 
     def _save(self) -> None:
         with disk_errors(self.directory.sent):

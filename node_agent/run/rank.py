@@ -139,6 +139,8 @@ class Rank:
             exit_code=self._exit_code,
             error=None if error is None else body_of(error),
             sync_status=None if volume is None else _sync_status(volume),
+            scratch_bytes=None if volume is None else volume.scratch.used,
+            scratch_limit_bytes=None if volume is None else volume.scratch.size,
         )
 
     def _enter(self, state: RankState) -> None:
@@ -306,6 +308,9 @@ class Rank:
                 group.create_task(self._send_output())
                 await self._watch(container_of(self.directory, record), record)
                 self._is_ended = True
+                with suppress(BdnError):
+                    await self._output.bound(is_end=True)
+                await self._measure_scratch()
                 await self._clean()  # not later: the mirror may take no output for hours
 
     async def _send_output(self) -> None:
@@ -367,6 +372,12 @@ class Rank:
             logger.warning("cannot measure the directory of rank %s; retrying: %s", self.name, error)
 
     # --- end ---
+
+    async def _measure_scratch(self) -> None:
+        """Measure scratch before it is removed: the final report has what a short job used."""
+        if self._volume is not None and self._volume.state == "OPEN":
+            with suppress(BdnError):  # what was measured before stays
+                await in_thread(self._volume.scratch.look)
 
     async def _clean(self) -> None:
         """Remove the container, drain and remove the job volume, release the stage."""

@@ -257,6 +257,22 @@ async def test_output__many_lines_and_a_long_one__all_arrive_once_and_in_order(
     assert ("".join(lines[6000:-1]), lines[-1]) == (99_999 * "0" + "7", "no newline")
 
 
+async def test_scratch__used_by_the_commands__is_in_the_final_report(mirror: RunMirror, program: Program) -> None:
+    written = 20 * MIB
+    async with program.daemon():
+        for run, command in (("runempty01", "true"), (RUN, f"head -c {written} /dev/zero >$HOME/file")):
+            mirror.place(run, command)
+            await mirror.ran(run)
+    empty, full = mirror.report("runempty01"), mirror.report(RUN)
+
+    assert empty is not None
+    assert full is not None
+    assert empty.scratch_limit_bytes == full.scratch_limit_bytes == SCRATCH_BYTES
+    assert empty.scratch_bytes is not None
+    assert full.scratch_bytes is not None
+    assert written <= full.scratch_bytes - empty.scratch_bytes < written + MIB
+
+
 async def test_scratch__over_its_bound__ends_the_rank_with_scratch_full(mirror: RunMirror, program: Program) -> None:
     async with program.daemon(
         BDN_AGENT_EXPOSURE="symlink", BDN_AGENT_SCRATCH_BYTES="16777216"

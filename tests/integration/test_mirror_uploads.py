@@ -192,6 +192,16 @@ async def test_key__that_is_no_completed_upload_of_the_caller__is_refused(tmp_pa
             await committed(mirror, fresh, "0" * 10)
 
 
+async def test_key_of_an_upload__serves_one_job(mirror: MirrorUnderTest, uploads: Uploads) -> None:
+    client, upload = await JobClient.of(mirror), await uploads.begin()
+    await upload.ask("put_object", Body=b"code")
+    request = spec(runtime=runtime(artifacts=[{"s3_bucket": upload.object["Bucket"], "s3_key": upload.key}]))
+    job = await client.create(request)
+    again = await client.ask("POST", body={"training_job": request})
+    assert (again.status_code, "was used by another job" in again.json()["message"]) == (422, True)
+    assert [one["id"] for one in (await client.ask("GET")).json()["training_jobs"]] == [job]
+
+
 async def test_key_of_a_team__is_not_for_tokens_of_others(tmp_path: Path) -> None:
     operator = {"Authorization": "Bearer operator", "BDN-Organisation": "a"}
     async with (

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,34 @@ async def test_metrics__have_the_use_of_the_cache_within_the_window(world: World
         assert [one["value"] for one in cache["usage_bytes"]] == [250] * is_in, window
         assert [one["value"] for one in cache["utilization"]] == [0.25] * is_in
         assert [one["node_id"] for one in got.json()["per_node_metrics"]] == ["r0", "r1"]
+
+
+async def test_metrics__have_the_scratch_of_each_node_until_its_rank_ends(world: World) -> None:
+    project = await world.project(world.research)
+    at = 1_735_689_600_000
+    used: Json = {"node": "n", "scratch_bytes": 250, "scratch_limit_bytes": 1000, "reported_at": at / 1000}
+    ranks: list[Json] = [
+        {"rank": 0, "state": "RUNNING", **used},
+        {"rank": 1, "state": "ENDED", **used},
+        {"rank": 2, "state": "STAGED", "node": "n"},
+    ]
+    own = {"mirror_id": None, "cluster": "c", "waiting_for": None, "stopping": False, "slowest_rank": None}
+    world.training.add(project, JOB, node_count=4, bdn={**own, "ranks": ranks})
+    path = f"/v1/training_projects/{project['id']}/jobs/{JOB}/metrics"
+    for window, times in (
+        ({}, [at, at]),
+        ({"start_epoch_millis": at, "end_epoch_millis": at}, [at, at]),
+        ({"start_epoch_millis": at + 60_000}, [at + 60_000, None]),
+        ({"end_epoch_millis": at - 1}, [None, None]),
+    ):
+        got = (await world.mirror.http.post(path, json=window, headers=world.research.headers)).json()
+        assert got["ephemeral_storage"] == {"usage_bytes": [], "utilization": []}
+        scratch = {one["node_id"]: one["metrics"]["ephemeral_storage"] for one in got["per_node_metrics"]}
+        assert list(scratch) == ["r0", "r1", "r2", "r3"]
+        for found_of, time in zip(scratch.values(), [*times, None, None], strict=True):
+            for series, value in (("usage_bytes", 250), ("utilization", 0.25)):
+                found = [(datetime.fromisoformat(one["timestamp"]), one["value"]) for one in found_of[series]]
+                assert found == ([] if time is None else [(datetime.fromtimestamp(time / 1000, UTC), value)]), window
 
 
 # --- errors ---

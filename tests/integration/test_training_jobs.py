@@ -120,6 +120,27 @@ async def test_no_command__starts_before_the_last_rank_is_staged(timed: MirrorUn
     assert await one.report(f"run:{job}:0:go", "RUNNING", running=True) == []
 
 
+async def test_scratch__that_ranks_report__is_kept_and_written_every_ten_seconds(
+    timed: MirrorUnderTest, clock: Clock
+) -> None:
+    agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
+    job, (go,) = await running(timed, client, agent)
+
+    async def shown() -> list[tuple[float, float]]:
+        found = (await client.ask("POST", f"{job}/metrics", {})).json()["per_node_metrics"][0]["metrics"]
+        series = found["ephemeral_storage"]
+        pairs = zip(series["usage_bytes"], series["utilization"], strict=True)
+        return [(usage["value"], share["value"]) for usage, share in pairs]
+
+    assert await shown() == []
+    for seconds, used, expected in ((10, 100, 100), (5, 200, 100), (5, 300, 300), (60, None, 300)):
+        clock.now += seconds
+        await agent.report(go, "RUNNING", running=True, scratch_bytes=used, scratch_limit_bytes=used and 1000)
+        assert await shown() == [(expected, expected / 1000)]
+    await agent.report(go, "ENDED", exit_code=0, scratch_bytes=400, scratch_limit_bytes=1000)
+    assert await shown() == [(400, 0.4)]
+
+
 async def test_a_stop__ends_a_job_in_each_state(timed: MirrorUnderTest) -> None:
     agent, client = JobAgent(timed, "n1"), await JobClient.of(timed)
     await agent.beat()

@@ -1,5 +1,7 @@
 """Logs of training jobs: each line once and in order, in pages that clients continue as they do."""
 
+import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +13,9 @@ from bdn.mirror.training.logs import Logs
 from tests.fakes.clock import Clock
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, statements_of
 from tests.support.mirror.training_jobs import CPUS, JobAgent, JobClient, spec
+from tests.support.network.service import listening
+from tests.support.services.commands import Shell
+from tests.support.services.training import CLIENTS
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -177,6 +182,30 @@ async def test_a_long_log__drops_its_oldest_lines_and_counts_them(
     assert (lines[0]["message"], lines[0]["replica"]) == (notes[0], None)
     assert kept == [str(seq) for seq in range(30) for _ in range(10)][-len(kept) :]
     assert 100 < len(kept) < 200
+
+
+@pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it")
+async def test_truss__shows_the_end_of_a_job_that_was_silent_for_three_hours(
+    timed: MirrorUnderTest, clock: Clock, tmp_path: Path
+) -> None:
+    """It reads two hours at a time, and stops at an empty answer."""
+    job = await Written.of(timed)
+    await job.agents[0].report(f"run:{job.job}:0:stage", "STAGED")
+    clock.now += 1
+    await job.print(0, 0, (at(clock), "the beginning"))
+    for _ in range(3 * 60):
+        clock.now += 60
+        await timed.service.controller.look()
+    await job.print(0, 1, (at(clock), "the end"))
+    await job.agents[0].report(f"run:{job.job}:0:go", "ENDED", exit_code=0)
+    extra = {"PATH": f"{CLIENTS}:{os.environ['PATH']}", "TRUSS_NO_UPDATE_CHECK": "1", "COLUMNS": "200"}
+    async with listening(timed.service.api) as url:
+        shell = Shell(tmp_path / "user", {**extra, "BDN_URL": url}, is_forked=True)
+        done = await asyncio.to_thread(shell.run, "bdn", "truss", "train", "logs", "--job-id", job.job)
+    assert done.code == 0, done.out + done.err
+    texts = [line.partition("]: ")[2] for line in done.out.splitlines() if line.startswith("[")]
+    hourly = 2 * ["no output for an hour; the job is RUNNING"]
+    assert texts[-5:] == ["(r0) the beginning", *hourly, "(r0) the end", "the job completed"]
 
 
 async def test_a_process__forgets_how_much_the_logs_of_ended_jobs_grew(

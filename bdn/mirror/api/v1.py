@@ -14,6 +14,7 @@ from fastapi import Path, Query, Request, Response
 
 from bdn.core.chunk import digest_in
 from bdn.core.errors import NotFoundError, NotSupportedError
+from bdn.core.training.states import OVER
 from bdn.mirror.access.access import Caller
 from bdn.mirror.api.callers import TEXT, Controller, SecretName, TeamController
 from bdn.mirror.db.tables import SecretRow
@@ -28,7 +29,7 @@ from bdn.wire.cache_schema import CacheSummaryDocument
 from bdn.wire.push_schema import Checkpoint, Project
 from bdn.wire.run_schema import NodeCapacity
 from bdn.wire.shapes import moment
-from bdn.wire.training_schema import TrainingJob, TrainingProject
+from bdn.wire.training_schema import RankDocument, TrainingJob, TrainingProject
 from bdn.wire.v1_schema import (
     ArchiveAnswer,
     AuthCodesAnswer,
@@ -45,7 +46,6 @@ from bdn.wire.v1_schema import (
     NamedSecret,
     NamedSecrets,
     NodeSeries,
-    Sample,
     SecretUpsert,
     StorageSeries,
     TeamDocument,
@@ -128,7 +128,11 @@ class ClientApi:
 
     async def metrics(self, caller: Caller, project_id: str, job_id: str, window: MetricsQuery) -> JobMetrics:
         job = await self.training.job(caller, project_id, job_id)
-        nodes = [NodeSeries(node_id=f"r{rank}", metrics=JobSeries()) for rank in range(job.node_count)]
+        scratch = {one.rank: _scratch_series(one, window) for one in job.bdn.ranks}
+        nodes = [
+            NodeSeries(node_id=f"r{rank}", metrics=JobSeries(ephemeral_storage=scratch.get(rank, StorageSeries())))
+            for rank in range(job.node_count)
+        ]
         cache = await self._cache_series(caller, project_id, window)
         return JobMetrics(training_job=job, per_node_metrics=nodes, cache=cache)
 
@@ -139,10 +143,7 @@ class ClientApi:
             for one in cache.directories:
                 at, size = one.captured_at, one.size_bytes
                 if one.cluster == cache.cluster and at is not None and size is not None and _covers(window, at):
-                    return StorageSeries(
-                        usage_bytes=[Sample(timestamp=at, value=size)],
-                        utilization=[Sample(timestamp=at, value=size / cache.limit_bytes)],
-                    )
+                    return StorageSeries.of(at, size, cache.limit_bytes)
         return StorageSeries()
 
 
@@ -401,6 +402,16 @@ def _job_checkpoint(ranks: Sequence[Checkpoint]) -> JobCheckpoint:
         sync_status="SYNCING" if is_syncing else "COMPLETE",
         training_job_id=first.job,
     )
+
+
+def _scratch_series(rank: RankDocument, window: MetricsQuery) -> StorageSeries:
+    """The last report of the rank's scratch, which holds until the next one or the rank's end, if the window covers it."""
+    at, used, limit = rank.reported_at, rank.scratch_bytes, rank.scratch_limit_bytes
+    if at is None or used is None or limit is None:
+        return StorageSeries()
+    if rank.state not in OVER and window.start_epoch_millis is not None:
+        at = max(at, moment(window.start_epoch_millis / 1000))
+    return StorageSeries.of(at, used, limit) if _covers(window, at) else StorageSeries()
 
 
 def _covers(window: MetricsQuery, at: datetime) -> bool:

@@ -13,9 +13,9 @@ from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TrainingJobRow, TrainingLogRow
 from bdn.mirror.db.training import Line
 from bdn.mirror.training.steps import ns_of
+from bdn.wire.run_schema import LOG_BYTES
 from bdn.wire.training_schema import LogLine, LogQuery
 
-LOG_BYTES: Final = 100 * 1000**2  # of one job
 WINDOW_BYTES: Final = 4 * 1000**2  # of an answer without a limit
 LATE_NS: Final = 45 * 10**9  # a client that follows asks for the last minute every two seconds
 _MILLI: Final = 10**6  # nanoseconds

@@ -33,6 +33,10 @@ from bdn.wire.training_schema import TrainingJobSpec
 _PUSH_SECONDS: Final = 30 * 86400.0  # validity of a rank's grant to push
 _OLD_SECONDS: Final = 0.5
 _PROGRESS_SECONDS: Final = 0.05  # for each rank, between two writes of a rank's bytes: a write has all ranks of a job
+_BYTES_SECONDS: Final = 1.0  # at least, between two writes of a rank's bytes
+_SCRATCH_SECONDS: Final = 10.0  # the same where only its scratch has changed, which a job may write all the time
+_BYTES: Final = {"bytes_done", "bytes_total", "eta_seconds"}
+_SCRATCH: Final = {"scratch_bytes", "scratch_limit_bytes"}
 _LOOPBACK: Final = "127.0.0.1"
 _CPU: Final = "CPU"
 _Wants = dict[Name, list[tuple[str, int, Want]]]  # by agent: job, rank and command
@@ -278,15 +282,22 @@ def _reported(row: TrainingJobRow, cluster: str, node: str, reports: Sequence[Ru
         if not is_its or not can_follow((before := ranks[report.rank])["state"], report.state):
             continue
         after = {**before, **report.model_dump(mode="json", exclude={"run", "rank"})}
-        if report.exit_code is None:  # a report that was delayed
-            after["exit_code"] = before.get("exit_code")
+        for name in ("exit_code", *_SCRATCH):
+            if after[name] is None:  # a report that was delayed, or of an agent that has restarted
+                after[name] = before.get(name)
         has_exited = after["exit_code"] is not None or report.state == "ENDED"
         after["exited_at"] = before.get("exited_at") or (now if has_exited else None)
-        is_progress = all(after[name] == before.get(name) for name in ("state", "exit_code", "error", "sync_status"))
-        wait = max(1.0, len(ranks) * _PROGRESS_SECONDS) if is_progress else 0.0
-        if after != before and now - before.get("reported_at", 0.0) >= wait:
+        changed = {name for name, value in after.items() if value != before.get(name)}
+        if changed and now - before.get("reported_at", 0.0) >= _pause(changed, len(ranks)):
             ranks[report.rank] = {**after, "reported_at": now}
     return ranks
+
+
+def _pause(changed: set[str], ranks: int) -> float:
+    """Seconds between two writes of a rank in which these fields have changed."""
+    if not changed <= _BYTES | _SCRATCH:
+        return 0.0
+    return max(_SCRATCH_SECONDS if changed <= _SCRATCH else _BYTES_SECONDS, ranks * _PROGRESS_SECONDS)
 
 
 def _mounts(row: TrainingJobRow, rank: int, sources: Sequence[Any], weights: int) -> tuple[GrantedMount, ...]:

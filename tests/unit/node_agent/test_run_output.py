@@ -1,11 +1,13 @@
 """Lines of a rank's output: cut, shown, sent once, bounded."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from bdn.core.errors import LimitExceededError, NotFoundError
+from bdn.mirror.db.training import pack
 from bdn.wire.run_schema import LINES_AT_ONCE, LONGEST_LINE, RunOutput
 from node_agent.run.directory import RunDirectory
 from node_agent.run.output import OutputSender, cut, text_of
@@ -66,7 +68,7 @@ async def test_output_that_the_mirror_does_not_take__oldest_dropped_with_a_note_
 
     lines = [f"{number:0127}" for number in range(100_000)]
     directory.output.write_text("".join(f"{line}\n" for line in lines))
-    sender = OutputSender(directory, send, most_bytes=6_400_000, kept_bytes=1_280_000)
+    sender = OutputSender(directory, send, most_bytes=6_400_000, log_bytes=1_280_000)
     await sender.bound()
     assert directory.output.stat().st_blocks * 512 < 3_000_000
     await all_sent(sender)
@@ -80,6 +82,31 @@ async def test_output_that_the_mirror_does_not_take__oldest_dropped_with_a_note_
     assert [output.seq for output in sent] == list(range(len(sent)))
 
 
+async def test_output_of_a_rank_that_ended__lines_for_which_its_log_has_no_room_are_not_sent(
+    directory: RunDirectory,
+) -> None:
+    sent: list[RunOutput] = []
+
+    async def send(output: RunOutput) -> None:
+        sent.append(output)
+
+    directory.output.write_text("y\n" * 1_000_000 + "last\n")
+    sender = OutputSender(directory, send, log_bytes=20_000_000)
+    await sender.bound()
+    assert await sender.send_next(is_end=False)
+    await sender.bound(is_end=True)
+    await all_sent(sender)
+
+    (first, *_), *later = (output.lines for output in sent)
+    note, *texts = [text for lines in later for _, text in lines]
+    count = int(re.findall(r"at least (\d+) lines dropped", note)[0])
+    assert first[1] == "y"
+    assert len(sent[0].lines) + count + len(texts) == 1_000_001
+    assert texts == [*((len(texts) - 1) * ["y"]), "last"]
+    _, size = pack([line for lines in later for line in lines])
+    assert 10_000_000 < size < 20_000_000
+
+
 async def test_sparse_output_of_terabytes__is_dropped_without_reading_it(directory: RunDirectory) -> None:
     sent: list[RunOutput] = []
 
@@ -90,7 +117,7 @@ async def test_sparse_output_of_terabytes__is_dropped_without_reading_it(directo
         file.truncate(4 * 1024**4)
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast\n")
-    sender = OutputSender(directory, send, most_bytes=6_400_000, kept_bytes=1_280_000)
+    sender = OutputSender(directory, send, most_bytes=6_400_000, log_bytes=1_280_000)
     await sender.bound()
     await all_sent(sender)
 
