@@ -1,6 +1,5 @@
 """Training jobs by the unmodified truss: pushed, staged, run on agents, and seen from outside."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -15,22 +14,22 @@ from tests.support.agent.runs import needs_bwrap
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import wait_until
 from tests.support.services.training import CLIENTS, User, agent, ended, left_over
+from tests.support.services.training_scripts import (
+    CHECKPOINTS,
+    LATEST_OF_ITS_PROJECT,
+    READING,
+    RESUMED,
+    WEIGHTS,
+    check_read_only,
+    publish_weights,
+)
 
 pytestmark = [
     pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it"),
     needs_bwrap,
     needs_mounts,
 ]
-MODEL: Final = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 4096}
-DATA: Final = {"train/a.jsonl": b"[1]\n" * 1000, "train/b.jsonl": b"[2]\n"}
-WEIGHTS: Final = (
-    'WeightsSource(source="hf://org/model", mount_location="/app/models/org/model"), '
-    'WeightsSource(source="s3://data/train", mount_location="/app/data")'
-)
-
-
 SECRET: Final = "hunter2-" * 5
-CHECKPOINTS: Final = "checkpointing_config=CheckpointingConfig(enabled=True)"
 STOPPED: Final = """
 import os, pathlib, signal, sys, time
 def stop(number, frame):
@@ -59,45 +58,16 @@ else:
             time.sleep(0.1)
     print(f"rank {rank} of {size} reached its leader")
 """
-RESUMED: Final = """
-import os, pathlib
-found = sorted(pathlib.Path(os.environ["BT_LOAD_CHECKPOINT_DIR"]).rglob("model.pt"))
-step = int(found[-1].read_text()) + 1 if found else 1
-folder = pathlib.Path(os.environ["BT_CHECKPOINT_DIR"], f"checkpoint-{step}")
-folder.mkdir()
-(folder / "model.pt").write_text(str(step))
-print("step", step)
-"""
 
 
 @pytest.fixture
 def cluster(backend: str, tmp_path: Path, hub: Hub, s3: S3Server) -> Iterator[Cluster]:
-    hub.repo("org/model").commit(MODEL)
-    s3.bucket("data", public=True).put(DATA)
+    publish_weights(hub, s3)
     with unmounting(tmp_path):
         extra = {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url}
         cluster = Cluster(tmp_path, {**extra, "BDN_SECRETS_KEY": new_key(), "BDN_SECRET_OPERATORS": "x"})
         with cluster.mirror():
             yield cluster
-
-
-SCRIPT: Final = """
-import hashlib, os, subprocess
-for place in ("/app/models/org/model", "/app/data"):
-    for folder, _, names in sorted(os.walk(place)):
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            print("FILE", path, hashlib.sha256(open(path, "rb").read()).hexdigest())
-            for refused in (lambda: open(path, "ab"), lambda: os.remove(path), lambda: open(folder + "/new", "w")):
-                try:
-                    refused()
-                    print("WRITTEN", path)
-                except OSError:
-                    pass
-    if subprocess.run(["mount", "-o", "remount,rw", place], capture_output=True).returncode == 0:
-        print("REMOUNTED", place)
-print("UID", os.getuid())
-"""
 
 
 def bytes_from(hub: Hub, s3: S3Server) -> int:
@@ -112,23 +82,16 @@ def test_a_job__finds_its_weights_read_only_and_a_second_one_moves_no_byte(
 ) -> None:
     with agent(cluster) as shell:
         user = User(cluster, shell)
-        first = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
+        first = user.push("demo", "python3 script.py", files={"script.py": READING}, weights=WEIGHTS)
         assert "completed successfully" in user.said
-        said = user.said.replace(" ", "")
-        for place, files in (("/app/models/org/model", MODEL), ("/app/data", DATA)):
-            for name, content in files.items():
-                path = f"{place}/{name.removeprefix('train/') if place == '/app/data' else name}"
-                assert f"FILE{path}{hashlib.sha256(content).hexdigest()}" in said
-        assert "UID0" in said
-        assert "WRITTEN" not in said
-        assert "REMOUNTED" not in said
+        check_read_only(user.said)
         assert user.job(first)["current_status"] == "TRAINING_JOB_COMPLETED"
         assert "TRAINING_JOB_COMPLETED" in user.truss("view", "--job-id", first).out
         assert not Path("/app").exists()
         wait_until(lambda: not left_over(shell), what="an empty node")
 
         moved = bytes_from(hub, s3)
-        second = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
+        second = user.push("demo", "python3 script.py", files={"script.py": READING}, weights=WEIGHTS)
         assert user.job(second)["current_status"] == "TRAINING_JOB_COMPLETED"
         assert bytes_from(hub, s3) == moved
 
@@ -221,10 +184,7 @@ def test_the_cache_of_a_project__is_found_by_its_next_job(cluster: Cluster) -> N
 def test_a_job__resumes_from_the_checkpoint_of_the_job_before_it(cluster: Cluster) -> None:
     with agent(cluster) as shell, agent(cluster, "node-2"):
         user = User(cluster, shell)
-        runtime = (
-            CHECKPOINTS + ", load_checkpoint_config=LoadCheckpointConfig(enabled=True, "
-            'checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name="resumes")])'
-        )
+        runtime = f"{CHECKPOINTS}, {LATEST_OF_ITS_PROJECT}"
         jobs = [
             user.push("resumes", "python3 script.py", files={"script.py": RESUMED}, runtime=runtime) for _ in range(2)
         ]

@@ -7,24 +7,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.mirror.training_jobs import TERMINAL
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import ROOT, Finished, Shell
+from tests.support.services.commands import ROOT, Finished, Shell, wait_until
 
 CLIENTS: Final = ROOT / ".venv-truss/bin"
 CONFIG: Final = """
-from truss.base.truss_config import WeightsSource
+from truss.base.truss_config import AcceleratorSpec, DockerAuthType, WeightsSource
 from truss_train import (
     BasetenCheckpoint, CacheConfig, CheckpointingConfig, Compute, Image, LoadCheckpointConfig, Runtime, SecretReference,
     TrainingJob, TrainingProject,
 )
+from truss_train.definitions import DockerAuth, RegistrySecretDockerAuth
 
 training_project = TrainingProject(name={project!r}, job=TrainingJob(
-    image=Image(base_image="python:3.11"),
-    compute=Compute(node_count={nodes}),
+    image=Image({image}),
+    compute=Compute(node_count={nodes}, {compute}),
     runtime=Runtime(start_commands={commands!r}, environment_variables={variables}, {runtime}),
     weights=[{weights}],
 ))
 """
+_USUAL: Final = {
+    "image": 'base_image="python:3.11"',
+    "nodes": 1,
+    "compute": "",
+    "variables": "{}",
+    "runtime": "",
+    "weights": "",
+}
 
 
 @dataclass
@@ -64,8 +74,7 @@ class User:
         folder.mkdir(parents=True)
         for name, content in files.items():
             (folder / name).write_text(content)
-        given = {"nodes": 1, "variables": "{}", "runtime": "", "weights": ""} | parts
-        (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **given))
+        (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **_USUAL | parts))
         return self.push_config(folder / "config.py", *options)
 
     def job(self, job: str) -> Any:
@@ -77,17 +86,28 @@ class User:
         return self.truss("logs", "--job-id", job).out
 
 
-def agent(cluster: Cluster, node: str = "node-1") -> AbstractContextManager[Shell]:
-    """An agent that runs jobs."""
-    volume = str(cluster.root / "volume")
-    jobs = {"BDN_AGENT_ROLES": "node,cluster,job", "BDN_AGENT_JOB_LAUNCHER": "bwrap", "BDN_AGENT_VOLUME_ROOT": volume}
-    return cluster.agent(node, BDN_AGENT_EXPOSURE="bind", BDN_AGENT_SETTLE_SECONDS="0", **jobs)
+def agent(cluster: Cluster, node: str = "node-1", **environment: str) -> AbstractContextManager[Shell]:
+    """An agent that runs jobs, with the training caches in ``volume`` of the cluster's root."""
+    given = {
+        "BDN_AGENT_ROLES": "node,cluster,job",
+        "BDN_AGENT_JOB_LAUNCHER": "bwrap",
+        "BDN_AGENT_VOLUME_ROOT": str(cluster.root / "volume"),
+        "BDN_AGENT_EXPOSURE": "bind",
+        "BDN_AGENT_SETTLE_SECONDS": "0",
+    }
+    return cluster.agent(node, **given | environment)
 
 
 def ended(user: User, job: str) -> tuple[str, str]:
     """Status and reason."""
     found = user.job(job)
     return found["current_status"].removeprefix("TRAINING_JOB_"), found["error_message"] or ""
+
+
+def over(user: User, job: str) -> tuple[str, str]:
+    """Status and reason, once the job has ended."""
+    wait_until(lambda: ended(user, job)[0] in TERMINAL, seconds=300, what=f"the end of job {job}")
+    return ended(user, job)
 
 
 def left_over(shell: Shell) -> list[str]:
