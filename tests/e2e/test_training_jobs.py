@@ -18,22 +18,23 @@ from tests.support.agent.runs import ending_ranks, needs_bwrap
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import wait_until
 from tests.support.services.training import CLIENTS, User, agent, ended, left_over
+from tests.support.services.training_scripts import (
+    CHECKPOINTS,
+    DATA,
+    READING,
+    RESUMED,
+    WEIGHTS,
+    check_read_only,
+    publish_weights,
+    resuming,
+)
 
 pytestmark = [
     pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it"),
     needs_bwrap,
     needs_mounts,
 ]
-MODEL: Final = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 4096}
-DATA: Final = {"train/a.jsonl": b"[1]\n" * 1000, "train/b.jsonl": b"[2]\n"}
-WEIGHTS: Final = (
-    'WeightsSource(source="hf://org/model", mount_location="/app/models/org/model"), '
-    'WeightsSource(source="s3://data/train", mount_location="/app/data")'
-)
-
-
 SECRET: Final = "hunter2-" * 5
-CHECKPOINTS: Final = "checkpointing_config=CheckpointingConfig(enabled=True)"
 STOPPED: Final = """
 import os, pathlib, signal, sys, time
 def stop(number, frame):
@@ -46,15 +47,6 @@ signal.signal(signal.SIGTERM, stop)
 print("waiting", flush=True)
 while True:
     time.sleep(1)
-"""
-RESUMED: Final = """
-import os, pathlib
-found = sorted(pathlib.Path(os.environ["BT_LOAD_CHECKPOINT_DIR"]).rglob("model.pt"))
-step = int(found[-1].read_text()) + 1 if found else 1
-folder = pathlib.Path(os.environ["BT_CHECKPOINT_DIR"], f"checkpoint-{step}")
-folder.mkdir()
-(folder / "model.pt").write_text(str(step))
-print("step", step)
 """
 FETCHED: Final = """
 import os, pathlib, sys, urllib.request
@@ -77,40 +69,14 @@ for name in ("SCRATCH", "PROJECT_CACHE", "CHECKPOINT"):
 """
 
 
-def resuming(project: str) -> str:
-    """The runtime of a job that writes checkpoints and loads the newest of its project."""
-    newest = f"checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name={project!r})]"
-    return f"{CHECKPOINTS}, load_checkpoint_config=LoadCheckpointConfig(enabled=True, {newest})"
-
-
 @pytest.fixture
 def cluster(backend: str, tmp_path: Path, hub: Hub, s3: S3Server) -> Iterator[Cluster]:
-    hub.repo("org/model").commit(MODEL)
-    s3.bucket("data", public=True).put(DATA)
+    publish_weights(hub, s3)
     with unmounting(tmp_path), ending_ranks(tmp_path):
         extra = {"HF_ENDPOINT": hub.url, "AWS_ENDPOINT_URL_S3": s3.url}
         cluster = Cluster(tmp_path, {**extra, "BDN_SECRETS_KEY": new_key(), "BDN_SECRET_OPERATORS": "x"})
         with cluster.mirror():
             yield cluster
-
-
-SCRIPT: Final = """
-import hashlib, os, subprocess
-for place in ("/app/models/org/model", "/app/data"):
-    for folder, _, names in sorted(os.walk(place)):
-        for name in sorted(names):
-            path = os.path.join(folder, name)
-            print("FILE", path, hashlib.sha256(open(path, "rb").read()).hexdigest())
-            for refused in (lambda: open(path, "ab"), lambda: os.remove(path), lambda: open(folder + "/new", "w")):
-                try:
-                    refused()
-                    print("WRITTEN", path)
-                except OSError:
-                    pass
-    if subprocess.run(["mount", "-o", "remount,rw", place], capture_output=True).returncode == 0:
-        print("REMOUNTED", place)
-print("UID", os.getuid())
-"""
 
 
 def bytes_from(hub: Hub, s3: S3Server) -> int:
@@ -121,16 +87,9 @@ def bytes_from(hub: Hub, s3: S3Server) -> int:
 
 def pushed_with_weights(user: User) -> str:
     """A job that reads all of its weights and tries to change them. Returns its id."""
-    job = user.push("demo", "python3 script.py", files={"script.py": SCRIPT}, weights=WEIGHTS)
+    job = user.push("demo", "python3 script.py", files={"script.py": READING}, weights=WEIGHTS)
     assert "completed successfully" in user.said
-    said = user.said.replace(" ", "")
-    for place, files in (("/app/models/org/model", MODEL), ("/app/data", DATA)):
-        for name, content in files.items():
-            path = f"{place}/{name.removeprefix('train/') if place == '/app/data' else name}"
-            assert f"FILE{path}{hashlib.sha256(content).hexdigest()}" in said
-    assert "UID0" in said
-    assert "WRITTEN" not in said
-    assert "REMOUNTED" not in said
+    check_read_only(user.said)
     assert ended(user, job) == ("COMPLETED", "")
     return job
 
@@ -231,7 +190,7 @@ def test_the_cache_of_a_project__is_found_by_its_next_job(cluster: Cluster, s3: 
         second = user.push("cached", fetch, f"set -e; {read}; {found}", files=files, **given)
         assert ended(user, second) == ("COMPLETED", "")
         said = user.logs(second)
-        for line in (f"{len(DATA['train/a.jsonl'])} bytes are there", "by-hf-home", "by-mount"):
+        for line in (f"{len(DATA['a.jsonl'])} bytes are there", "by-hf-home", "by-mount"):
             assert line in said
         assert "downloaded" not in said
         assert s3.log.count("a.jsonl", method="GET") == 1

@@ -15,14 +15,15 @@ from tests.support.services.commands import ROOT, Finished, Shell, wait_until
 
 CLIENTS: Final = ROOT / ".venv-truss/bin"
 CONFIG: Final = """
-from truss.base.truss_config import AcceleratorSpec, WeightsSource
+from truss.base.truss_config import AcceleratorSpec, DockerAuthType, WeightsSource
 from truss_train import (
     BasetenCheckpoint, CacheConfig, CheckpointingConfig, Compute, Image, LoadCheckpointConfig, Runtime, SecretReference,
     TrainingJob, TrainingProject,
 )
+from truss_train.definitions import DockerAuth, RegistrySecretDockerAuth
 
 training_project = TrainingProject(name={project!r}, job=TrainingJob(
-    image=Image(base_image="python:3.11"),
+    image=Image({image}),
     compute=Compute(node_count={nodes}, {compute}),
     runtime=Runtime(start_commands={commands!r}, environment_variables={variables}, {runtime}),
     weights=[{weights}],
@@ -70,7 +71,8 @@ class User:
         folder.mkdir(parents=True)
         for name, content in (files or {}).items():
             (folder / name).write_text(content)
-        given = {"nodes": 1, "compute": "", "variables": "{}", "runtime": "", "weights": ""} | parts
+        given = {"nodes": 1, "compute": "", "variables": "{}", "runtime": "", "weights": ""}
+        given |= {"image": 'base_image="python:3.11"'} | parts
         (folder / "config.py").write_text(CONFIG.format(project=project, commands=list(commands), **given))
         of_team = () if team is None else ("--team", team)
         return self.push_config(folder / "config.py", *of_team, *options)
