@@ -34,7 +34,6 @@ class Services:
     outages: Callable[[str], OutageRetry]
 
     async def last_mirror(self, mirror_id: str, report: Report | None) -> Mirror:
-        """The mirror in a terminal state."""
         return await last_mirror(self.mirrors.follow(mirror_id, outages=self.outages(mirror_id)), report)
 
     async def begin_stage(
@@ -50,7 +49,6 @@ class Services:
         return await self.agent.stage(request)
 
     async def last_stage(self, stage_id: str, report: Report | None) -> StageDocument:
-        """The stage in a terminal state."""
         return await last_stage(self.agent.follow(stage_id, outages=self.outages(stage_id)), report)
 
     async def close(self) -> None:

@@ -54,7 +54,6 @@ class BdnError(Exception):
         return self.transient
 
     def describe(self) -> str:
-        """Build the message from the facts."""
         return self.template.format(**vars(self))
 
     def details(self) -> dict[str, Fact]:

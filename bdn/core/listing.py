@@ -74,7 +74,6 @@ class ListingRoot:
 
     @classmethod
     def parse(cls, root: bytes) -> Self:
-        """Raises ``MalformedDocumentError``."""
         try:
             body = json.loads(root)
             schema, is_whole = body["schema"], body["whole"]

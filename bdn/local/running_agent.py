@@ -33,7 +33,6 @@ class RunningAgent:
     async def pull(
         self, grant: str, destination: Path, *, link: bool, hub: bool = False
     ) -> AsyncIterator[StageDocument]:
-        """Releases the stage if canceled."""
         begun = await self.client.pull(PullRequest(destination=named(destination), grant=grant, link=link, hub=hub))
         try:
             async for stage in self.client.follow(begun.id, 0.2, AT_ONCE):

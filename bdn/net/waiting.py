@@ -23,7 +23,6 @@ def outage_retry(what: str, say: Callable[[str], object], warn: Callable[[str], 
 
 
 async def last_mirror(updates: AsyncIterator[Mirror], report: Report | None) -> Mirror:
-    """The last of at least one update."""
     async for mirror in updates:
         if report is not None:
             report(progress_of_mirror(mirror))
@@ -31,7 +30,6 @@ async def last_mirror(updates: AsyncIterator[Mirror], report: Report | None) -> 
 
 
 async def last_stage(updates: AsyncIterator[StageDocument], report: Report | None) -> StageDocument:
-    """The last of at least one update."""
     async for stage in updates:
         if report is not None:
             report(progress_of_stage(stage))

@@ -191,7 +191,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True)
-class StagedFiles:
+class FilesOfStages:
     registry: StageRegistry
     views: Views
     records: ManifestRecords
@@ -264,7 +264,7 @@ class FileRepair:
 
     files: WholeFiles
     quarantine: Quarantine
-    staged: StagedFiles
+    staged: FilesOfStages
 
     @property
     def places(self) -> Places:

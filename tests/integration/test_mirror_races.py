@@ -10,7 +10,7 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.ingest import worker
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest
 from tests.doubles.content import GeneratedContent
@@ -83,14 +83,14 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
     monkeypatch.setattr(worker, "CLAIM_SECONDS", 0.05)
     monkeypatch.setattr(worker, "RENEW_SECONDS", 0.01)
     monkeypatch.setattr(worker, "FLUSH_SECONDS", LONGEST_SECONDS)  # what fails is what the mirror itself waits for
-    flush, failures = Progress.flush, [sqlite3.IntegrityError("scripted"), sqlite3.IntegrityError("scripted")]
+    flush, failures = CopyProgress.flush, [sqlite3.IntegrityError("scripted"), sqlite3.IntegrityError("scripted")]
 
-    async def fail_first(self: Progress) -> None:
+    async def fail_first(self: CopyProgress) -> None:
         if failures:
             raise failures.pop()
         await flush(self)
 
-    monkeypatch.setattr(Progress, "flush", fail_first)
+    monkeypatch.setattr(CopyProgress, "flush", fail_first)
     async with mirror_under_test(tmp_path, jobs=1) as mirror:
         document = await mirror.mirror(MODEL)
         assert await mirror.tree(document["sources"][0]["manifest"])

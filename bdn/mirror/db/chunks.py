@@ -458,7 +458,6 @@ def _insert(connection: Connection, table: type[ChunkRow | ChunkSetRow | SetChun
 
 
 def _execute_in(connection: Connection, statement: Update | Delete, chunk_ids: Sequence[int]) -> None:
-    """Execute a statement about ``_CHUNKS``."""
     for some in batches(list(chunk_ids), AT_ONCE):
         connection.execute(statement, {"chunk_ids": some})
 

@@ -18,7 +18,7 @@ from bdn.mirror.db import identities
 from bdn.mirror.db.identities import Known
 from bdn.mirror.db.waiting import SingleFlight
 from bdn.mirror.ingest.copier import ChunkLostError, Copier
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Unit
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
@@ -40,7 +40,7 @@ class CopyMissing:
 
     copier: Copier
     copies: SingleFlight[str, Known]
-    progress: Progress
+    progress: CopyProgress
     writer: SetWriter
     source: Source
     name: str

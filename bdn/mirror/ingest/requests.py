@@ -20,7 +20,7 @@ from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.db.waiting import SharedRead, SharedReads
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
@@ -55,7 +55,7 @@ class MirrorRequests:
     surveyor: Surveyor
     signer: GrantSigner
     grant_seconds: int
-    at_work: Mapping[str, Progress]
+    at_work: Mapping[str, CopyProgress]
     watched: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
     asked: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, 0.0))
 

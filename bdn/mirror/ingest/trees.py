@@ -33,8 +33,6 @@ _ATTEMPTS: Final = 5  # another request may list the same commit, or a mirror ta
 
 @dataclass(frozen=True)
 class CommitTrees:
-    """``surveyor`` opens the upstreams."""
-
     database: Database
     surveyor: Surveyor
 

@@ -71,5 +71,4 @@ class HubRequests:
         return origin_of(url) == origin_of(self.endpoint)
 
     def location(self, url: str) -> Location:
-        """The token is for the hub alone."""
         return Location(url, self.credentials if self.is_own(url) else ())
