@@ -17,8 +17,7 @@ from tests.support.agent.mounts import may_mount, unmounting
 from tests.support.agent.runs import why_no_sandbox
 from tests.support.network.fault_proxy import FaultProxy
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import wait_until
-from tests.support.services.training import CLIENTS, User, agent, ended
+from tests.support.services.training import CLIENTS, User, agent, over
 
 _WEIGHTS: Final = 64 * 1024**2
 _ASKED: Final = "<= 3"
@@ -113,8 +112,7 @@ class _Bench:
     def push(self) -> _Push:
         begun = time.time()
         job = self.user.push_config(self.config)
-        wait_until(lambda: ended(self.user, job)[0] not in ("CREATED", "DEPLOYING", "RUNNING"), what="the job's end")
-        assert ended(self.user, job) == ("COMPLETED", "")
+        assert over(self.user, job) == ("COMPLETED", "")
         lines = self._lines(job)
         return _Push(
             begun=begun,

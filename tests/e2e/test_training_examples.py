@@ -17,8 +17,8 @@ from tests.doubles.s3 import S3Server
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.runs import needs_bwrap
 from tests.support.services.cluster import Cluster
-from tests.support.services.commands import ROOT, wait_until
-from tests.support.services.training import CLIENTS, User, agent, ended
+from tests.support.services.commands import ROOT
+from tests.support.services.training import CLIENTS, User, agent, over
 
 pytestmark = [
     pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it"),
@@ -63,9 +63,8 @@ def user(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Use
 def completed(user: User, example: str) -> tuple[str, str]:
     """Push an example, and wait until its job has completed. Returns the job's id, and its log in one line."""
     job = user.push_config(EXAMPLES / example / "config.py")
-    wait_until(lambda: ended(user, job)[0] not in ("CREATED", "DEPLOYING", "RUNNING"), what=f"the end of {example}")
-    log = user.shell.run("bdn", "jobs", "logs", job).out
-    assert ended(user, job) == ("COMPLETED", ""), log
+    end, log = over(user, job), user.shell.run("bdn", "jobs", "logs", job).out
+    assert end == ("COMPLETED", ""), log
     return job, " ".join(log.split())
 
 
