@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from bdn.core.units import parse_size
+from bdn.wire.access_schema import ORGANISATION_PATTERN
 
 logger = logging.getLogger(__name__)
 # Kubernetes sets NAME_PORT for each Service of a pod's namespace (kubelet, "service environment variables", as Docker's
@@ -204,3 +205,18 @@ def _from_file() -> dict[str, Any]:
 def default_data_dir() -> Path:
     """``$XDG_DATA_HOME/bdn``. Source: XDG Base Directory Specification."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "bdn"
+
+
+class ClientSettings(FileSettings):
+    """Of the commands, and of other programs that use a mirror and an agent."""
+
+    url: ServiceUrl = "http://127.0.0.1:8460"
+    token: Bearer | None = Field(default=None, repr=False)
+    organisation: Annotated[str | None, Field(pattern=f"^{ORGANISATION_PATTERN}$")] = None  # for an operator's requests
+    tls_ca: Path | None = None  # None trusts the system's authorities
+    data_dir: Path = Field(default_factory=default_data_dir)
+    agent_socket: Annotated[Path | None, Field(description="BDN_AGENT_SOCKET")] = None
+
+    @property
+    def effective_agent_socket(self) -> Path:
+        return self.agent_socket or self.data_dir / "agent.sock"

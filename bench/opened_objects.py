@@ -71,7 +71,7 @@ async def publish(database: Database, title: str, files: int) -> tuple[Digest, l
     for batch in batches(names):
         async with database.write() as session:
             await chunks.of(session, chunks.acquire, set_id, dict.fromkeys(batch, CHUNK_SIZE), now)
-            await chunks.of(session, chunks.mark_stored, set_id, batch)
+            await chunks.of(session, chunks.acquire, set_id, {}, 0.0, batch)
     row = {"digest": manifest.hex, "set_id": set_id, "files_total": files, "bytes_total": len(names) * CHUNK_SIZE}
     mirror = {"id": title, "organisation": "o", "team": "", "request_key": title, "status": "READY", "created_at": now}
     part = {"mirror_id": title, "position": 0, "request": {}, "source": "hf://org/model", "mount_location": "/m"}

@@ -22,12 +22,12 @@ import httpx2
 from pydantic import BaseModel
 
 from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import Output, command_line, table
-from bdn.cli.running import embedded_services
-from bdn.cli.sources import request_body
-from bdn.cli.stage import grant_of, ready_mirror, ready_stage
+from bdn.cli.output import Output, command_line, progress_bars, table
 from bdn.core.errors import InternalError, UpstreamUnavailableError
 from bdn.core.units import counted, format_size
+from bdn.local.services import embedded_services
+from bdn.net.waiting import grant_of, last_mirror, last_stage, ready_mirror, ready_stage
+from bdn.wire.named_sources import request_body
 from bdn.wire.operation_schema import EvictionRequest
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageRequest
 
@@ -74,7 +74,8 @@ class _Demo:
         async with mirror_client() as client:
             began = time.perf_counter()
             begun = await client.request(request_body((_SOURCE,), ("/models/demo",)))
-            mirror = await ready_mirror(self.output, title, client.follow(begun.id))
+            with progress_bars(self.output) as report:
+                mirror = ready_mirror(await last_mirror(client.follow(begun.id), report))
         size, came = mirror.bytes_total or 0, mirror.bytes_transferred
         self.note(title, f"{counted(mirror.files_total, 'file')} in the store", began, upstream=came, bytes=size)
         return grant_of(mirror)
@@ -83,7 +84,8 @@ class _Demo:
         async with agent_client() as client:
             began = time.perf_counter()
             begun = await client.stage(StageRequest(job_id=job_id, grant=grant))
-            stage = await ready_stage(self.output, title, client.follow(begun.id, 0.2))
+            with progress_bars(self.output) as report:
+                stage = ready_stage(await last_stage(client.follow(begun.id, 0.2), report))
         mount = stage.mounts[0]
         outcome = f"{counted(mount.files_total, 'file')}, {mount.view}, {mount.exposure}"
         self.note(title, outcome, began, tiers=mount.bytes_from, bytes=mount.bytes_total or 0)
@@ -160,7 +162,7 @@ async def _services(output: Output, folder: Path, shard_mib: int) -> AsyncIterat
             "BDN_AGENT_SOCKET": str(folder / "agent.sock"),
             "BDN_AGENT_DATA_PORT": "0",
         }
-        async with embedded_services(output, "the demo", serve=True) as (mirror, _):
+        async with embedded_services(folder / "data", "the demo", output.say, serve=True) as (mirror, _):
             os.environ["BDN_URL"] = mirror.url
             try:
                 yield

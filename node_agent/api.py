@@ -165,7 +165,7 @@ async def end_volume(agent: _Agent, volume_id: str) -> JobVolume:
 @pulls_router.post("/pulls/checks", dependencies=[Depends(_check_owner)])
 async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
     """Refuse a directory where no pull could be published; with a grant, list the files that would be lost there."""
-    await agent.pulls.check_destination(Path(request.destination))
+    await agent.pulls.check_destination(Path(request.destination), hub=request.hub)
     return (
         PullLosses()
         if request.grant is None
@@ -176,7 +176,7 @@ async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
 @pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_check_owner)])
 async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
     """Publish the files of a grant's only manifest at a directory; the stage is released once the directory is gone."""
-    begun = await agent.pulls.begin(request.grant, Path(request.destination), link=request.link)
+    begun = await agent.pulls.begin(request.grant, Path(request.destination), link=request.link, hub=request.hub)
     return agent.stages.document(begun)
 
 

@@ -51,7 +51,7 @@ from node_agent.mirror_link.commands import CommandInbox, EvictionCommands, Pref
 from node_agent.mirror_link.heartbeats import AgentHoldings, ChangeSignal, Heartbeats
 from node_agent.run.runs import Runs, open_runs
 from node_agent.scrub.reading import ScrubReader
-from node_agent.scrub.repair import FileRepair, RepairGrants, RepairSource, StagedFiles
+from node_agent.scrub.repair import FileRepair, FilesOfStages, RepairGrants, RepairSource
 from node_agent.scrub.scrubber import Rounds, Scrubber, ScrubRecord
 from node_agent.settings import AgentSettings
 from node_agent.stage.housekeeping import Housekeeping
@@ -235,7 +235,7 @@ async def open_agent(
         buffers, stop_scrub = BufferPool(_SCRUB_BUFFERS), threading.Event()
         scrub_record = ScrubRecord(places.scrub, tiers.suspects, clock())
         await in_thread(scrub_record.load)
-        staged, quarantine = StagedFiles(registry, views, manifests), Quarantine(places.quarantine)
+        staged, quarantine = FilesOfStages(registry, views, manifests), Quarantine(places.quarantine)
         grants = RepairGrants(registry, trust, is_open=settings.auth == "off")
         scrubber = Scrubber(
             tiers.node,

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, Output, command_line, fields_of, parsed, table, waiting_for, when
-from bdn.cli.running_agent import RunningAgent, named
-from bdn.cli.stage import grant_of, ready_mirror, ready_stage
+from bdn.cli.clients import both_services, mirror_client
+from bdn.cli.output import DONE, Output, command_line, fields_of, parsed, progress_bars, table, when
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.units import counted, format_size, parse_duration
+from bdn.local.running_agent import RunningAgent, named
 from bdn.net.api_clients import MirrorClient
+from bdn.net.waiting import grant_of, ready_mirror, ready_stage
 from bdn.wire.mirror_schema import MirrorRequestBody, WeightsSourceBody
 from bdn.wire.push_schema import Checkpoint, PushGrantRequest
 from bdn.wire.shapes import Items
@@ -91,14 +91,13 @@ async def pull(output: Output, *, source: str, dest: Path) -> int:
     """
     uri = _named(source)
     body = MirrorRequestBody(weights=[WeightsSourceBody(source=str(uri), mount_location="/checkpoint")])
-    async with mirror_client() as mirrors, agent_client() as agent:
-        await RunningAgent(agent).check_destination(dest)
-        begun = await mirrors.request(body)
-        updates = mirrors.follow(begun.id, outages=waiting_for(output, begun.id))
-        mirror = await ready_mirror(output, "mirroring", updates)
-        request = PullRequest(destination=named(dest), grant=grant_of(mirror))
-        stage = await agent.pull(request)
-        done = await ready_stage(output, "pulling", agent.follow(stage.id, outages=waiting_for(output, stage.id)))
+    async with both_services(output) as services:
+        await RunningAgent(services.agent).check_destination(dest)
+        begun = await services.mirrors.request(body)
+        with progress_bars(output) as report:
+            mirror = ready_mirror(await services.last_mirror(begun.id, report))
+            stage = await services.agent.pull(PullRequest(destination=named(dest), grant=grant_of(mirror)))
+            done = ready_stage(await services.last_stage(stage.id, report))
     (part,) = mirror.sources
     size = f"{counted(part.files_total, 'file')}, {format_size(part.bytes_total or 0)}"
     output.result(done, [f"{part.resolved_revision}: {size} at {dest}"], [str(dest)])

@@ -38,7 +38,6 @@ def jobs() -> None:
 
 
 async def _found(client: MirrorClient, job_id: str) -> TrainingJob:
-    """Raises ``NotFoundError``."""
     for job in (await client.training_jobs(TrainingJobSearch(job_id=job_id))).training_jobs:
         return job
     raise NotFoundError(f"training job {job_id}")

@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from bdn.cli.clients import mirror_client
-from bdn.cli.output import DONE, FAILED, Output, command_line, in_options, last_mirror, waiting_for
-from bdn.cli.sources import request_body
+from bdn.cli.clients import both_services
+from bdn.cli.output import DONE, FAILED, Output, command_line, in_options, progress_bars
 from bdn.core.units import counted, format_size
 from bdn.wire.mirror_schema import Mirror, Plan
+from bdn.wire.named_sources import request_body
 
 
 @click.command()
@@ -31,15 +31,15 @@ async def mirror(output: Output, *, wait: bool, dry_run: bool, **asked: Any) -> 
     Example: bdn mirror hf://org/model@main s3://bucket/data --mount /app/model --mount /app/data --wait
     """
     body = request_body(**asked)
-    async with mirror_client() as client:
+    async with both_services(output) as services:
         if dry_run:
-            plan = await client.plan(body)
+            plan = await services.mirrors.plan(body)
             output.result(plan, _plan_lines(plan))
             return DONE
-        found = await client.request(body)
+        found = await services.mirrors.request(body)
         if wait:
-            updates = client.follow(found.id, outages=waiting_for(output, found.id))
-            found = await last_mirror(output, "mirroring", updates)
+            with progress_bars(output) as report:
+                found = await services.last_mirror(found.id, report)
     for source in found.sources:
         for warning in source.warnings:
             output.warn(f"{source.source}: {warning}")

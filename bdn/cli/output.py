@@ -10,8 +10,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from bdn.net.client import OutageRetry
     from bdn.settings import SettingsError
-    from bdn.wire.mirror_schema import Mirror
+    from bdn.wire.progress import Progress
     from bdn.wire.shapes import ErrorBody
-    from bdn.wire.stage_schema import StageDocument
 
     Document = BaseModel | dict[str, Any]
 
@@ -123,8 +122,7 @@ class Output:
     @staticmethod
     def error(error: BdnError | ErrorBody) -> None:
         """Printed even when quiet."""
-        said = str(error) if isinstance(error, BdnError) else error.message
-        say_error(f"{in_options(said)} [{error.code}]")
+        say_error(f"{in_options(error.message)} [{error.code}]")
 
     @property
     def wants_bars(self) -> bool:
@@ -266,24 +264,37 @@ def _describe(error: ValidationError) -> str:
 
 def waiting_for(output: Output, what: str) -> OutageRetry:
     """Retries requests for ``what``, such as a mirror's id, and says so once."""
-    from bdn.net.client import OUTAGE_SECONDS, OutageRetry  # noqa: PLC0415
+    from bdn.net.waiting import outage_retry  # noqa: PLC0415
 
-    def told(error: BdnError | None) -> None:
-        if error is None:
-            output.say(f"{what}: the service answers again")
-        else:
-            output.warn(f"{error}. {what} may continue meanwhile; retrying for {OUTAGE_SECONDS / 60:.0f} minutes")
-
-    return OutageRetry(told=told)
+    return outage_retry(what, output.say, output.warn)
 
 
 Show = Callable[[int, int | None, int], object]
 
 
 @contextmanager
-def progress_bar(output: Output, title: str) -> Iterator[Show]:
-    """Yields a function for bytes done, total bytes (None if unknown), and bytes moved."""
+def progress_bars(output: Output) -> Iterator[Callable[[Progress], None]]:
+    """Yields a function that shows a bar for each step, which begins now or where the step before has ended."""
+    shown: dict[str, Show] = {}
     began = time.monotonic()
+    with ExitStack() as stack:
+
+        def report(progress: Progress) -> None:
+            nonlocal began
+            if progress.step not in shown:
+                shown[progress.step] = stack.enter_context(progress_bar(output, progress.step, began))
+            shown[progress.step](progress.bytes_done, progress.bytes_total, progress.bytes_moved)
+            if progress.is_last:
+                stack.close()
+                began = time.monotonic()
+
+        yield report
+
+
+@contextmanager
+def progress_bar(output: Output, title: str, began: float | None = None) -> Iterator[Show]:
+    """Yields a function for bytes done, total bytes (None if unknown), and bytes moved since ``began`` (None: now)."""
+    began = time.monotonic() if began is None else began
     if not output.wants_bars:
         yield _furthest(_Lines(output, title, began).update)
         return
@@ -361,24 +372,3 @@ class _Lines:
             return
         self._last, self._ended = now, at_end
         self._output.say(f"{self._title}: {', '.join(_figures(done, total, moved, now - self._began))}")
-
-
-async def last_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
-    """The last of at least one update; shows a progress bar meanwhile."""
-    with progress_bar(output, title) as show:
-        async for mirror in updates:
-            came = mirror.bytes_transferred + mirror.bytes_under_way
-            show(came + mirror.bytes_reused, mirror.bytes_total, came)
-    return mirror
-
-
-async def last_stage(output: Output, title: str, updates: AsyncIterator[StageDocument]) -> StageDocument:
-    """The last of at least one update; shows a progress bar meanwhile."""
-    with progress_bar(output, title) as show:
-        async for stage in updates:
-            sizes = [mount.bytes_total for mount in stage.mounts]
-            total = None if None in sizes else sum(size for size in sizes if size is not None)
-            under_way = sum(mount.bytes_under_way for mount in stage.mounts)
-            moved = sum(mount.bytes_from.cluster + mount.bytes_from.mirror for mount in stage.mounts)
-            show(sum(mount.bytes_done for mount in stage.mounts) + under_way, total, moved + under_way)
-    return stage

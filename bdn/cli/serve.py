@@ -3,9 +3,10 @@
 import click
 
 from bdn.cli.output import Output, command_line
-from bdn.cli.running import in_the_foreground, running_mirror, running_services, told
+from bdn.cli.running import in_the_foreground
 from bdn.core.errors import InvalidRequestError
 from bdn.disk.durable import disk_errors
+from bdn.local.services import running_mirror, running_services, told
 from bdn.mirror.app import open_mirror
 from bdn.mirror.db.database import Database, database_url, place_of
 from bdn.mirror.db.recall import HEAD

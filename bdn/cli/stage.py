@@ -1,19 +1,15 @@
 """``bdn stage`` and ``bdn unstage``: files for a job on this node."""
 
 import math
-from collections.abc import AsyncIterator
 
 import click
 
-from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, FAILED, Output, command_line, last_mirror, last_stage, parsed, waiting_for
-from bdn.cli.sources import request_body
-from bdn.core.errors import CanceledError, InvalidRequestError
+from bdn.cli.clients import agent_client, both_services
+from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, progress_bars
+from bdn.core.errors import InvalidRequestError
 from bdn.core.units import counted, format_size, parse_duration
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
-from bdn.wire.mirror_schema import Mirror
-from bdn.wire.shapes import Items, ReportedError
-from bdn.wire.stage_schema import StageDocument, StageRequest
+from bdn.wire.shapes import Items
+from bdn.wire.stage_schema import StageDocument
 
 
 def _seconds(text: str) -> float:
@@ -51,18 +47,11 @@ async def stage(
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42
     Example: bdn stage bt://llama@train-41 --job train-42
     """
-    async with mirror_client() as mirrors, agent_client() as agent:
-        if mirror_id.startswith("bt://"):
-            begun = await mirrors.request(request_body((mirror_id,)))
-            follow = mirrors.follow(begun.id, outages=waiting_for(output, begun.id))
-            mirror = await ready_mirror(output, "mirroring", follow)
-        else:
-            mirror = await mirrors.mirror(mirror_id, LONGEST_WAIT_SECONDS)
-        request = StageRequest(job_id=job_id, grant=grant_of(mirror), ttl_seconds=ttl_seconds, warm=warm)
-        found = await agent.stage(request)
-        if not no_wait:
-            updates = agent.follow(found.id, outages=waiting_for(output, found.id))
-            found = await last_stage(output, "staging", updates)
+    async with both_services(output) as services:
+        with progress_bars(output) as report:
+            found = await services.begin_stage(mirror_id, job_id, ttl_seconds=ttl_seconds, warm=warm, report=report)
+            if not no_wait:
+                found = await services.last_stage(found.id, report)
     output.result(found, _stage_lines(found))
     if output.quiet and found.error is not None:
         output.error(found.error)
@@ -95,32 +84,6 @@ async def unstage(output: Output, *, stage_id: str | None, job_id: str | None, i
     none = "no stages on this node" if job_id is None else f"no stages of job {job_id} on this node"
     lines = [f"{stage.id} {stage.state}" for stage in ended] or [none]
     output.result(Items[StageDocument](items=ended), lines, [stage.id for stage in ended])
-
-
-def grant_of(mirror: Mirror) -> str:
-    """The grant of a READY mirror. Raises ``InvalidRequestError`` with the mirror's status."""
-    if mirror.grant is not None:
-        return mirror.grant
-    if mirror.status == "READY":
-        raise InvalidRequestError(f"mirror {mirror.id} was evicted meanwhile; mirror its sources again")
-    problem = mirror.error.message if mirror.error else "it is still running: use 'bdn mirror --wait'"
-    raise InvalidRequestError(f"mirror {mirror.id} is {mirror.status}: {problem}")
-
-
-async def ready_mirror(output: Output, title: str, updates: AsyncIterator[Mirror]) -> Mirror:
-    """The finished mirror. Raises the error with which it failed."""
-    mirror = await last_mirror(output, title, updates)
-    if mirror.error is not None:
-        raise ReportedError(mirror.error)
-    return mirror
-
-
-async def ready_stage(output: Output, title: str, updates: AsyncIterator[StageDocument]) -> StageDocument:
-    """The finished stage. Raises the error with which it failed."""
-    stage = await last_stage(output, title, updates)
-    if stage.state != "READY":
-        raise ReportedError(stage.error) if stage.error else CanceledError(title)
-    return stage
 
 
 def stage_code(stage: StageDocument) -> int:

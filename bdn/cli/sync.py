@@ -11,12 +11,12 @@ from typing import Final
 
 import click
 
-from bdn.cli.clients import ClientSettings
 from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, waiting_for
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.units import counted, format_size, parse_duration, parse_size
 from bdn.net.tls import Authorities
+from bdn.settings import ClientSettings
 from bdn.wire.mirror_schema import Mirror, MirrorSource
 
 _NICENESS: Final = 10  # nice(1): the job that writes the checkpoints has priority

@@ -15,11 +15,11 @@ from typing import Final
 
 import click
 
-from bdn.cli.clients import ClientSettings
 from bdn.cli.output import Output, command_line
 from bdn.core.errors import InvalidRequestError
 from bdn.net.forwarder import Forwarder
 from bdn.net.tls import Authorities
+from bdn.settings import ClientSettings
 from bdn.wire.http_fields import ORGANISATION_HEADER
 
 REMOTE_URL: Final = "http://localhost:8000"

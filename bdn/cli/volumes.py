@@ -11,13 +11,14 @@ from typing import Final
 
 import click
 
-from bdn.cli.clients import agent_client, mirror_client
-from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, table, waiting_for
-from bdn.cli.stage import grant_of, ready_mirror, ready_stage
+from bdn.cli.clients import agent_client, both_services
+from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, progress_bars, table, waiting_for
+from bdn.client.services import Services
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, SourceNotFoundError
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.units import format_size, parse_size
 from bdn.net.api_clients import AgentClient, MirrorClient
+from bdn.net.waiting import grant_of, ready_mirror, ready_stage
 from bdn.wire.cache_schema import CacheRequest
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.job_schema import LARGEST_ID, JobVolume, JobVolumeRequest
@@ -85,7 +86,8 @@ async def create(
     Example: bdn volumes create --job train-43 --checkpoints 100GB --project llama --load bt://llama --json
     """
     grant, cache_grant, stage = None, None, None
-    async with mirror_client() as mirror, agent_client() as agent:
+    async with both_services(output) as services:
+        mirror, agent = services.mirrors, services.agent
         if checkpoints is not None:
             if project is None:
                 raise InvalidRequestError("--checkpoints needs --project: checkpoints are pushed as bt://project@job")
@@ -106,7 +108,7 @@ async def create(
             )
             cache_grant = (await mirror.grant_cache(wanted)).grant
         if load is not None:
-            stage = await _loaded(output, mirror, agent, load, run_id=run_id, rank=rank, nodes=nodes)
+            stage = await _loaded(output, services, load, run_id=run_id, rank=rank, nodes=nodes)
         request = JobVolumeRequest(
             run_id=run_id,
             rank=rank,
@@ -147,13 +149,13 @@ def _environment(volume: JobVolume, stage: StageDocument | None) -> dict[str, st
 
 
 async def _loaded(
-    output: Output, mirror: MirrorClient, agent: AgentClient, source: str, *, run_id: str, rank: int, nodes: int | None
+    output: Output, services: Services, source: str, *, run_id: str, rank: int, nodes: int | None
 ) -> StageDocument | None:
     """Stage a checkpoint's files at ``rank-<n>/<name>``. None: the project has none yet, the job is its first run."""
     uri = parse_source(source)
     if not isinstance(uri, CheckpointUri):
         raise InvalidRequestError(f"--load takes a checkpoint, such as bt://project@job/name, and not {source}")
-    ranks = await _ranks(mirror, uri, nodes)
+    ranks = await _ranks(services.mirrors, uri, nodes)
     if not ranks:
         if uri.job is None and uri.checkpoint is None:
             output.say(f"{source} has no checkpoint: the job starts without one")
@@ -163,10 +165,11 @@ async def _loaded(
     weights = [
         WeightsSourceBody(source=one.source, mount_location=f"/rank-{one.rank}/{one.checkpoint_id}") for one in wanted
     ]
-    begun = await mirror.request(MirrorRequestBody(weights=weights))
-    ready = await ready_mirror(output, "mirroring", mirror.follow(begun.id, outages=waiting_for(output, begun.id)))
-    stage = await agent.stage(StageRequest(job_id=run_id, grant=grant_of(ready)))
-    return await ready_stage(output, "staging", agent.follow(stage.id, outages=waiting_for(output, stage.id)))
+    begun = await services.mirrors.request(MirrorRequestBody(weights=weights))
+    with progress_bars(output) as report:
+        ready = ready_mirror(await services.last_mirror(begun.id, report))
+        stage = await services.agent.stage(StageRequest(job_id=run_id, grant=grant_of(ready)))
+        return ready_stage(await services.last_stage(stage.id, report))
 
 
 async def _ranks(mirror: MirrorClient, uri: CheckpointUri, nodes: int | None) -> list[Checkpoint]:

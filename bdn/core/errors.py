@@ -8,7 +8,7 @@ HTTP statuses are in ``bdn.wire.shapes``.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import ClassVar, Final, dataclass_transform
+from typing import ClassVar, Final, Self, dataclass_transform
 
 from bdn.core.units import format_size
 
@@ -23,16 +23,43 @@ class BdnError(Exception):
     code: ClassVar[str] = "INTERNAL"
     transient: ClassVar[bool] = False
     is_brief: ClassVar[bool] = False  # transient: passes soon or never
-    message: ClassVar[str] = ""  # a format string over the facts
+    template: ClassVar[str] = ""  # the message, as a format string over the facts
+    reported: ClassVar[tuple[str, dict[str, Fact]] | None] = None  # message and facts, as another program wrote them
 
     def __init_subclass__(cls) -> None:
         dataclass(eq=False)(cls)
 
+    @classmethod
+    def as_reported(cls, message: str, details: dict[str, Fact], *, retryable: bool) -> Self:
+        """An error that another program raised. Facts that it did not report are not attributes."""
+        error = cls.__new__(cls)
+        for field in fields(cls):
+            if field.name in details:
+                fact = details[field.name]
+                vars(error)[field.name] = tuple(fact) if isinstance(fact, list) else fact
+        vars(error).update(reported=(message, details), transient=retryable)
+        return error
+
     def __str__(self) -> str:
-        return self.message.format(**vars(self))
+        return self.message
+
+    @property
+    def message(self) -> str:
+        """What failed, and what to do; for people."""
+        return self.describe() if self.reported is None else self.reported[0]
+
+    @property
+    def retryable(self) -> bool:
+        """``transient``, as the contract calls it."""
+        return self.transient
+
+    def describe(self) -> str:
+        return self.template.format(**vars(self))
 
     def details(self) -> dict[str, Fact]:
         """The facts as plain JSON values, for the error document."""
+        if self.reported is not None:
+            return self.reported[1]
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
 
@@ -46,7 +73,7 @@ class CallerError(BdnError):
 
 class InvalidRequestError(CallerError):
     code = "INVALID_REQUEST"
-    message = "{problem}"
+    template = "{problem}"
     problem: str
 
 
@@ -55,13 +82,13 @@ class InvalidSourceError(CallerError):
     source: str
     problem: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return self.problem if self.source in self.problem else f"{self.source}: {self.problem}"
 
 
 class InvalidMountError(CallerError):
     code = "INVALID_MOUNT"
-    message = "mount_location {mount_location!r} {problem}"
+    template = "mount_location {mount_location!r} {problem}"
     mount_location: str
     problem: str
 
@@ -78,7 +105,7 @@ class AuthRequiredError(CallerError):
     reason: str
     remedy: str = ""  # what to do, where another secret does not help
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         remedy = self.remedy or (
             f"{NAME_A_SECRET} and store the credentials under that name, for example in the environment variable "
             "BDN_SECRET_NAME. If the source names a secret already, its value does not grant access; if it names a role or a "
@@ -89,7 +116,7 @@ class AuthRequiredError(CallerError):
 
 class SecretNotFoundError(CallerError):
     code = "SECRET_NOT_FOUND"
-    message = (
+    template = (
         "secret {secret_name!r} does not exist. Set it with 'bdn-admin secrets set {secret_name}', or for the mirror set the "
         "environment variable BDN_SECRET_{secret_name} or write the file {secret_name} in BDN_SECRETS_DIR"
     )
@@ -98,7 +125,7 @@ class SecretNotFoundError(CallerError):
 
 class SecretMalformedError(CallerError):
     code = "SECRET_MALFORMED"
-    message = "secret {secret_name!r} {problem}"
+    template = "secret {secret_name!r} {problem}"
     secret_name: str
     problem: str
 
@@ -111,7 +138,7 @@ class NoFilesMatchedError(CallerError):
     ignore_patterns: tuple[str, ...]
     hint: str = ""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if not self.files_listed:
             return f"{self.source} holds no files"
         hint = f". {self.hint}" if self.hint else ""
@@ -124,7 +151,7 @@ class NoFilesMatchedError(CallerError):
 
 class LimitExceededError(CallerError):
     code = "LIMIT_EXCEEDED"
-    message = "{what}: {value} is over the limit of {limit}"
+    template = "{what}: {value} is over the limit of {limit}"
     what: str
     value: int
     limit: int
@@ -132,26 +159,26 @@ class LimitExceededError(CallerError):
 
 class EgressRefusedError(CallerError):
     code = "EGRESS_REFUSED"
-    message = "{host} may not be contacted: {reason}; the operator can allow it in BDN_EGRESS_ALLOW"
+    template = "{host} may not be contacted: {reason}; the operator can allow it in BDN_EGRESS_ALLOW"
     host: str
     reason: str
 
 
 class NotFoundError(CallerError):
     code = "NOT_FOUND"
-    message = "{what} does not exist, or is not yours"
+    template = "{what} does not exist, or is not yours"
     what: str
 
 
 class UnauthenticatedError(CallerError):
     code = "UNAUTHENTICATED"
-    message = "{problem}"
+    template = "{problem}"
     problem: str = "this call needs a token: send Authorization: Bearer TOKEN (commands: set BDN_TOKEN)"
 
 
 class ForeignRequestError(CallerError):
     code = "FOREIGN_REQUEST"
-    message = (
+    template = (
         "{header} {value!r} is refused: without tokens this service answers programs and its own pages on this machine alone. "
         "Call http://localhost, http://127.0.0.1 or http://[::1], and an agent by its unix socket; for other names and pages "
         "set BDN_AUTH=token and BDN_TOKEN"
@@ -162,13 +189,13 @@ class ForeignRequestError(CallerError):
 
 class GrantInvalidError(CallerError):
     code = "GRANT_INVALID"
-    message = "the grant is not valid: {problem}"
+    template = "the grant is not valid: {problem}"
     problem: str
 
 
 class GrantExpiredError(CallerError):
     code = "GRANT_EXPIRED"
-    message = "the grant expired at {expired_at}; read the mirror again for a fresh one"
+    template = "the grant expired at {expired_at}; read the mirror again for a fresh one"
     expired_at: str
 
 
@@ -177,13 +204,13 @@ class InUseError(CallerError):
     what: str
     holders: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.what} is in use by {', '.join(self.holders)}"
 
 
 class NotSupportedError(CallerError):
     code = "NOT_SUPPORTED"
-    message = "{what} is not supported here: {remedy}"
+    template = "{what} is not supported here: {remedy}"
     what: str
     remedy: str
 
@@ -195,7 +222,7 @@ class CacheAffinityError(CallerError):
     gpu_type: str | None
     is_offered: bool = False  # whether the cluster has the GPU type
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         ways = "or set require_cache_affinity to false, and start with an empty cache in another cluster that has it"
         if self.is_offered:
             return f"the training cache of project {self.project} is in cluster {self.cluster}, which offers what the job requests: run it there"
@@ -208,7 +235,7 @@ class CacheAffinityError(CallerError):
 
 class CacheNotSharedError(CallerError):
     code = "CACHE_NOT_SHARED"
-    message = (
+    template = (
         "the training cache of cluster {cluster} is on the volume {volume}, and this node has {asked}: set BDN_AGENT_VOLUME_ROOT to "
         "a directory that all nodes of the cluster share"
     )
@@ -219,20 +246,20 @@ class CacheNotSharedError(CallerError):
 
 class PushGivenUpError(CallerError):
     code = "PUSH_GIVEN_UP"
-    message = "the push of {source} expired, because no client continued it for an hour; push again: for a while, chunks that were sent are not sent again"
+    template = "the push of {source} expired, because no client continued it for an hour; push again: for a while, chunks that were sent are not sent again"
     source: str
 
 
 class ChunksMissingError(CallerError):
     code = "CHUNKS_MISSING"
-    message = "{count} chunks of the push are missing, such as {chunks}: request the list of missing chunks, send them, and commit again"
+    template = "{count} chunks of the push are missing, such as {chunks}: request the list of missing chunks, send them, and commit again"
     count: int
     chunks: tuple[str, ...]
 
 
 class CanceledError(CallerError):
     code = "CANCELED"
-    message = "{what} was canceled"
+    template = "{what} was canceled"
     what: str
 
 
@@ -245,27 +272,27 @@ class UpstreamError(BdnError):
 
 class SourceNotFoundError(UpstreamError):
     code = "SOURCE_NOT_FOUND"
-    message = "{source} was not found: {reason}"
+    template = "{source} was not found: {reason}"
     source: str
     reason: str
 
 
 class RevisionNotFoundError(UpstreamError):
     code = "REVISION_NOT_FOUND"
-    message = "{source} has no revision {revision!r}; name a branch, a tag or a commit that exists"
+    template = "{source} has no revision {revision!r}; name a branch, a tag or a commit that exists"
     source: str
     revision: str
 
 
 class GatedSourceError(UpstreamError):
     code = "GATED_SOURCE"
-    message = "{source} is gated: accept its terms on the hub with the account that owns the token, and give its token as a secret, or in HF_TOKEN"
+    template = "{source} is gated: accept its terms on the hub with the account that owns the token, and give its token as a secret, or in HF_TOKEN"
     source: str
 
 
 class SourceChangedError(UpstreamError):
     code = "SOURCE_CHANGED"
-    message = "{path!r} of {source} changed while it was copied ({reason}); mirror it again"
+    template = "{path!r} of {source} changed while it was copied ({reason}); mirror it again"
     source: str
     path: str
     reason: str
@@ -273,7 +300,7 @@ class SourceChangedError(UpstreamError):
 
 class SourceArchivedError(UpstreamError):
     code = "SOURCE_ARCHIVED"
-    message = (
+    template = (
         "{path!r} of {source} is archived ({storage_class}) and cannot be read: restore it first (S3: aws s3api restore-object; Azure: az storage blob set-tier), wait "
         "until it is restored, and mirror it again"
     )
@@ -285,7 +312,7 @@ class SourceArchivedError(UpstreamError):
 class UpstreamUnavailableError(UpstreamError):
     code = "UPSTREAM_UNAVAILABLE"
     transient = True
-    message = "{source} is not available: {reason}"
+    template = "{source} is not available: {reason}"
     source: str
     reason: str
     retry_after_seconds: float | None = None  # from ``Retry-After``, which a 503 may carry like a 429
@@ -297,14 +324,14 @@ class UpstreamRateLimitedError(UpstreamError):
     source: str
     retry_after_seconds: float | None = None
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         after = f"; it says to wait {self.retry_after_seconds:g} s" if self.retry_after_seconds is not None else ""
         return f"{self.source} limits our requests (429){after}"
 
 
 class ChecksumMismatchError(UpstreamError):
     code = "CHECKSUM_MISMATCH"
-    message = "{subject} has the wrong content: expected {expected}, got {actual}"
+    template = "{subject} has the wrong content: expected {expected}, got {actual}"
     subject: str
     expected: str
     actual: str
@@ -320,13 +347,13 @@ class ServiceError(BdnError):
 class StoreUnavailableError(ServiceError):
     code = "STORE_UNAVAILABLE"
     transient = True
-    message = "the store of mirrored chunks is not available: {reason}"
+    template = "the store of mirrored chunks is not available: {reason}"
     reason: str
 
 
 class NoRoomError(ServiceError):
     code = "NO_ROOM"
-    message = "{what} does not fit. {figures}. Free the disk, select fewer files, or set BDN_STORE or BDN_AGENT_CACHE_DIR to another one"
+    template = "{what} does not fit. {figures}. Free the disk, select fewer files, or set BDN_STORE or BDN_AGENT_CACHE_DIR to another one"
     what: str
     figures: str
 
@@ -337,7 +364,7 @@ class QuotaExceededError(ServiceError):
     needed: int
     limit: int
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"checkpoints of this organisation would take {format_size(self.needed)}, and BDN_LIMIT_PUSH_BYTES allows "
             f"{format_size(self.limit)}: remove some with 'bdn checkpoints rm', or ask the operator to raise the limit"
@@ -350,7 +377,7 @@ class ScratchFullError(ServiceError):
     used_bytes: int | None  # None: too large to count
     limit_bytes: int
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         used = "more than BDN can count" if self.used_bytes is None else format_size(self.used_bytes)
         return f"{self.path} holds {used}, over its limit of {format_size(self.limit_bytes)}: stop the run, or give it a larger --scratch"
 
@@ -361,7 +388,7 @@ class CacheOverQuotaError(ServiceError):
     size_bytes: int
     limit_bytes: int
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"the training cache of project {self.project} holds {format_size(self.size_bytes)}, over its limit of "
             f"{format_size(self.limit_bytes)}: 'bdn-admin cache rm {self.project} PATH' deletes files and 'bdn-admin cache "
@@ -374,7 +401,7 @@ class CacheTooSmallError(ServiceError):
     needed_bytes: int
     budget_bytes: int
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"{format_size(self.needed_bytes)} can never fit this cache of {format_size(self.budget_bytes)}; "
             "raise BDN_AGENT_CACHE_BYTES, free the disk, or select fewer files"
@@ -391,7 +418,7 @@ class CacheFullError(ServiceError):
     needed_files: int | None = None  # set only where the file system lacks inodes
     free_files: int | None = None
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.needed_files is not None:
             return (
                 f"{self.needed_files} more files do not fit now: the file system has inodes for {self.free_files}, and evicting "
@@ -411,7 +438,7 @@ class DiskFailedError(ServiceError):
     is_full: bool = False  # the disk was full
     others_bytes: int | None = None  # taken by other data since the room was promised; None: not measured
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         message = f"the disk failed at {self.path}: {self.reason}"
         if self.others_bytes is None:
             return message
@@ -422,14 +449,14 @@ class DiskFailedError(ServiceError):
 
 class MountFailedError(ServiceError):
     code = "MOUNT_FAILED"
-    message = "{path} could not be mounted: {reason}"
+    template = "{path} could not be mounted: {reason}"
     path: str
     reason: str
 
 
 class InternalError(ServiceError):
     code = "INTERNAL"
-    message = "internal error: {reason}; this is a bug: report it with the service's log"
+    template = "internal error: {reason}; this is a bug: report it with the service's log"
     reason: str
 
 

@@ -66,7 +66,7 @@ class Cutter(Generic[_Item]):
             yield self._take()
         self._items.append(item)
         self._size += weight
-        drawn = int.from_bytes(blake3(self._salt + path.encode()).digest(8), "big")
+        drawn = int.from_bytes(blake3(self._salt + path.encode("utf-8", "surrogatepass")).digest(8), "big")
         if drawn * _CUT_BYTES < weight << 64:
             yield self._take()
 

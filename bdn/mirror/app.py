@@ -35,7 +35,7 @@ from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.db.training import active_jobs
 from bdn.mirror.db.waiting import Watch, in_background, repeated
 from bdn.mirror.ingest.copier import Copier
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.requests import MirrorRequests, prune
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Surveyor
@@ -161,7 +161,7 @@ async def open_mirror(
         if settings.is_embedded and own is None:  # the deletions of the process before have ended with it
             async with database.write() as session:
                 await (await session.connection()).run_sync(end_deletions)
-        now, metrics, at_work = database.now, Metrics(database, store), dict[str, Progress]()
+        now, metrics, at_work = database.now, Metrics(database, store), dict[str, CopyProgress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now)
 

@@ -140,8 +140,16 @@ class MirrorSettings(FileSettings):
         return self.effective_database_url.startswith("sqlite")
 
 
-def embedded_settings() -> MirrorSettings:
-    """For a mirror inside a command: on free ports of loopback, without authentication."""
+def embedded_settings(data_dir: Path) -> MirrorSettings:
+    """For a mirror inside another program: on free ports of loopback, without authentication."""
     return MirrorSettings(
-        host="127.0.0.1", port=0, data_port=0, auth="off", token=None, tls_cert=None, tls_key=None, jobs=1
+        data_dir=data_dir,
+        host="127.0.0.1",
+        port=0,
+        data_port=0,
+        auth="off",
+        token=None,
+        tls_cert=None,
+        tls_key=None,
+        jobs=1,
     )

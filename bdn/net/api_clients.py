@@ -36,7 +36,7 @@ from bdn.wire.http_fields import authorization
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
-from bdn.wire.mirror_schema import HeldManifests, Mirror, MirrorRequestBody, Plan
+from bdn.wire.mirror_schema import HeldManifests, HubFile, Mirror, MirrorRequestBody, Plan
 from bdn.wire.operation_schema import (
     Collection,
     CollectionRequest,
@@ -99,6 +99,17 @@ class MirrorClient(ContentClient):
 
     async def cancel(self, mirror_id: str) -> Mirror:
         return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
+
+    async def tree(self, source: str, *, is_held: bool) -> list[HubFile]:
+        """All files of a mirrored commit. The mirror may list them first, which takes minutes for a million."""
+        files: list[HubFile] = []
+        cursor: str | None = "0"
+        while cursor is not None:
+            params = {"source": source, "held": str(is_held).lower(), "cursor": cursor}
+            page = await self._call(Page[HubFile], "GET", "/trees", params=params, wait_seconds=600)
+            files += page.items
+            cursor = page.next_cursor
+        return files
 
     async def held(self) -> HeldManifests:
         found = await self._call(HeldManifests, "GET", "/manifests")

@@ -78,7 +78,7 @@ class BucketSource(ABC):
         """
         prefix = self._uri.prefix
         if prefix and not prefix.endswith("/"):
-            if found := await self._object(prefix):
+            if found := await self._only(prefix):
                 name = prefix.rpartition("/")[2]
                 if name.startswith(tuple(within)):
                     yield self._file(found, name)
@@ -104,19 +104,23 @@ class BucketSource(ABC):
                 )
             token = listed.following
 
-    async def _object(self, name: str) -> BucketObject | None:
+    async def named(self, name: str) -> BucketObject | None:
         """The object with exactly this name, which sorts before all names that it prefixes: one entry suffices."""
         async for found in self.objects(name, page=1):
-            if found.name != name:
-                return None
-            async for below in self.objects(f"{name}/"):
-                if not below.name.endswith("/"):
-                    uri = str(self._uri)
-                    raise InvalidSourceError(
-                        uri, f"{uri} is both an object and a folder; add a slash for the folder: {uri}/"
-                    )
-            return found
+            return found if found.name == name else None
         return None
+
+    async def _only(self, name: str) -> BucketObject | None:
+        """The object with this name, unless there is none. Raises ``InvalidSourceError``: there is a folder, too."""
+        if (found := await self.named(name)) is None:
+            return None
+        async for below in self.objects(f"{name}/"):
+            if not below.name.endswith("/"):
+                uri = str(self._uri)
+                raise InvalidSourceError(
+                    uri, f"{uri} is both an object and a folder; add a slash for the folder: {uri}/"
+                )
+        return found
 
     def _file(self, entry: BucketObject, name: str) -> UpstreamFile:
         size = (str(entry.size),) if self.is_size_in_identity else ()

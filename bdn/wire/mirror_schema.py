@@ -162,6 +162,15 @@ RECORDED: Final = tuple(
 )  # without ``bytes_under_way``, which is in memory only
 
 
+class HubFile(BaseModel):
+    """A file of a hub's commit. ``blob_id`` is git's name of it, or of its LFS pointer; ``lfs_sha256`` is set for LFS."""
+
+    path: str
+    size: Number
+    blob_id: str
+    lfs_sha256: str | None = None
+
+
 class Mirror(BaseModel):
     """A request to mirror sources, and its progress; bytes are totals over all sources. ``grant`` is set once READY."""
 

@@ -115,7 +115,7 @@ class ServiceUnreachableError(ServiceError):
     address: str
     reason: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         if self.address.startswith("unix:"):
             return (
                 f"no agent answers at {self.address} ({self.reason}): start one with 'bdn up', or set BDN_AGENT_SOCKET"
@@ -128,7 +128,7 @@ class UntrustedServiceError(ServiceUnreachableError):
 
     transient = False
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.address} is not trusted: {self.reason}"
 
 
@@ -137,7 +137,7 @@ class ServiceStoppedError(ServiceError):
 
     code = "STORE_UNAVAILABLE"
     transient = True
-    message = (
+    template = (
         "the service at {address}, which this command used because of {holder}, has stopped or does not answer ({reason}); "
         "run the command again"
     )
@@ -158,7 +158,7 @@ class WrongDocumentError(ServiceError):
     address: str
     reason: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.document} from {self.address} is wrong: {self.reason}"
 
 
@@ -223,7 +223,7 @@ class ReportedError(BdnError):
         self.code = self.body.code  # type: ignore[misc] # the class attribute is a default for instances
         self.transient = self.body.retryable  # type: ignore[misc]
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return self.body.message
 
     def details(self) -> dict[str, errors.Fact]:
@@ -236,6 +236,12 @@ _KINDS: Final = {
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, BdnError) and "code" in vars(kind)
 }
+
+
+def by_class(error: ReportedError) -> BdnError:
+    """The error as an instance of the class of its code, which callers can catch; unchanged if the code is unknown."""
+    kind = _KINDS.get(error.code)
+    return error if kind is None else kind.as_reported(str(error), error.details(), retryable=error.transient)
 
 
 def status_of(error: BdnError) -> int:

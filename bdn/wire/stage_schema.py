@@ -49,17 +49,23 @@ class PullCheck(StrictModel, json_schema_extra={"examples": [{"destination": "/h
 
     destination: _Directory
     grant: GivenGrant | None = None
+    hub: StrictBool = False
 
 
 class PullRequest(
     StrictModel,
     json_schema_extra={"examples": [{"destination": "/home/me/model", "grant": "the grant of a READY mirror"}]},
 ):
-    """Put the files of a grant's only manifest at a directory, with ``link`` as hard links into the cache."""
+    """Put the files of a grant's only manifest at a directory, with ``link`` as hard links into the cache.
+
+    With ``hub`` the directory is ``<repository>/snapshots/<commit>`` in a cache of the hub's client, whose listing
+    ``trees/<commit>.json`` exists; the files are added to it.
+    """
 
     destination: _Directory
     grant: GivenGrant
     link: StrictBool = False
+    hub: StrictBool = False
 
 
 class PullLosses(BaseModel):

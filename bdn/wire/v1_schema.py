@@ -153,7 +153,6 @@ class StorageSeries(BaseModel):
 
     @classmethod
     def of(cls, at: datetime, used: int, limit: int) -> Self:
-        """Of one measurement."""
         share = used / limit if limit else 1.0
         return cls(usage_bytes=[Sample(timestamp=at, value=used)], utilization=[Sample(timestamp=at, value=share)])
 

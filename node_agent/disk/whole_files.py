@@ -78,13 +78,23 @@ class WholeFiles:
 
     def unlink(self, content: Digest, name: str, folder: int) -> None:
         """Remove a view's name of the file, or a view's copy of it."""
+        with self._renaming(content):
+            os.unlink(name, dir_fd=folder)
+
+    def move(self, content: Digest, name: Path, shown: Path) -> None:
+        """Rename a view's name of the file, or a view's copy of it."""
+        with self._renaming(content):
+            name.rename(shown)
+
+    @contextmanager
+    def _renaming(self, content: Digest) -> Iterator[None]:
         own = self._path(content)
         with self._lock:
             try:
                 before = os.stat(own)
             except FileNotFoundError:
                 before = None
-            os.unlink(name, dir_fd=folder)
+            yield
             if before and self._pins.get(content) == seen(before):
                 self._follow(content, own, before)
 

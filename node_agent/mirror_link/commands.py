@@ -39,7 +39,7 @@ from node_agent.cache.node_cache import NodeCache
 from node_agent.fill.progress import FillProgress
 from node_agent.fill.provision import FillRequest, Provision
 from node_agent.scrub.reading import Findings, ScrubTarget
-from node_agent.scrub.repair import StagedFiles
+from node_agent.scrub.repair import FilesOfStages
 from node_agent.scrub.scrubber import Scrubber
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.trust import Trust
@@ -361,7 +361,7 @@ class VerificationCommands:
     """Reads held content again and verifies it, for the mirror or for a local client."""
 
     scrubber: Scrubber
-    staged: StagedFiles
+    staged: FilesOfStages
 
     async def run(self, command: VerifyCommand, tell: Callable[[Report], None]) -> None:
         """Verify all selected content. Findings before an error are reported, too."""

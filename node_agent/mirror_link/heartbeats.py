@@ -372,10 +372,7 @@ class Heartbeats:
                 self._news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, members change, or it keeps no request open
                 pause = 1.0 if reply.pending or are_others else reply.interval_seconds
-                if self._news.awaits_command.is_set():
-                    await asyncio.sleep(_AWAITING_SECONDS)
-                else:
-                    await happens_within(pause, self._news.awaits_command)
+                await self._pause(pause)
 
     async def _tell(self) -> None:
         pauses = _pauses()
@@ -391,7 +388,14 @@ class Heartbeats:
             pauses = _pauses()
             if self._journal.waiting:  # more than fits into one heartbeat, or recorded meanwhile
                 self._news.wake()
-            await asyncio.sleep(_NEWS_PAUSE_SECONDS)  # batch what happens meanwhile
+            await self._pause(_NEWS_PAUSE_SECONDS)  # batch what happens meanwhile
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait ``seconds``, but only briefly once a rank awaits its command: its report may be the job's last."""
+        if self._news.awaits_command.is_set():
+            await asyncio.sleep(_AWAITING_SECONDS)
+        else:
+            await happens_within(seconds, self._news.awaits_command)
 
     def _note_failure(self, error: Exception) -> None:
         """Log once until heartbeats succeed again; a bug is logged with its traceback."""

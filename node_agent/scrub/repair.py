@@ -191,7 +191,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True)
-class StagedFiles:
+class FilesOfStages:
     registry: StageRegistry
     views: Views
     records: ManifestRecords
@@ -243,9 +243,9 @@ class StagedFiles:
         self, record: StageRecord, mount: MountRecord, is_meant: Callable[[FileEntry], bool]
     ) -> Iterator[tuple[FileEntry, Path]]:
         manifest, view = self.records.manifest(mount.digest), self._view(record, mount)
-        root = _real(view)
+        root = _real(view.parents[1] / "blobs" if record.hub else view)
         for entry in filter(is_meant, manifest.files if manifest else ()):
-            path = view / entry.path
+            path = _real(view / entry.path) if record.hub else view / entry.path
             if _real(path.parent).is_relative_to(root):  # not through a link that another process put there
                 yield entry, path
 
@@ -264,7 +264,7 @@ class FileRepair:
 
     files: WholeFiles
     quarantine: Quarantine
-    staged: StagedFiles
+    staged: FilesOfStages
 
     @property
     def places(self) -> Places:

@@ -139,7 +139,7 @@ class Lifecycle:
             return
         logger.info("stage ready", extra=_figures(stage, began))
         self.on_ready(time.monotonic() - began)
-        if record.destination is not None:
+        if record.destination is not None and not record.hub:  # a snapshot keeps the files of earlier selections
             others = [stage for stage in self.pulled.ready() if stage.record.id != record.id]
             replaced = [stage for stage in others if stage.record.destination == record.destination]
             await self.release_all(replaced, ending="replaced")
@@ -197,7 +197,7 @@ class Lifecycle:
                     await self._save(stage, {"inode": inode}, None)
                 await in_thread(destination.publish, manifest, stage.earlier)
                 if destination.is_in_place:
-                    await self._save(stage, {"inode": inode}, None)
+                    await self._save(stage, {"inode": await in_thread(destination.inode)}, None)
                     await in_thread(destination.settle)
             finally:
                 await in_thread(destination.clear)

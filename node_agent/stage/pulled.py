@@ -11,6 +11,7 @@ from bdn.core.errors import InvalidRequestError
 from node_agent.cache.records import CacheFiles
 from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.destination import Destination, Earlier
+from node_agent.stage.view.hub import HubSnapshot
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,10 @@ class PulledDirectories:
     def abandoned(self) -> list[NodeStage]:
         return [stage for stage in self.ready() if self.is_abandoned(stage.record)]
 
-    def at(self, record: StageRecord) -> Destination:
+    def at(self, record: StageRecord) -> Destination | HubSnapshot:
         assert record.destination is not None  # noqa: S101 - called for pulls only
+        if record.hub:
+            return HubSnapshot(record.destination, record.id, self.files.whole)
         return Destination(record.destination, record.id, self.files.whole, record.stamp, record.link)
 
     def clear(self, record: StageRecord) -> None:

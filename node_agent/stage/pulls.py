@@ -17,6 +17,7 @@ from node_agent.stage.pulled import PulledDirectories
 from node_agent.stage.stage import NodeStage
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.destination import Destination, resolved
+from node_agent.stage.view.hub import HubSnapshot
 
 _NO_COPY: Final = (
     "No copy is made where the cache (BDN_AGENT_CACHE_DIR) and DEST are on one file system, with reflinks (xfs, btrfs)"
@@ -35,11 +36,14 @@ class Pulls:
     def _directories(self) -> PulledDirectories:
         return self.stages.lifecycle.pulled
 
-    async def begin(self, token: str, destination: Path, *, link: bool = False) -> NodeStage:
+    async def begin(self, token: str, destination: Path, *, link: bool = False, hub: bool = False) -> NodeStage:
         """Stage a grant's only manifest and publish it at a directory. Immediate if an intact equal pull exists.
 
         Files share blocks with the cache or are copies. With ``link``, on one file system, they are hard links to
         the cache: they use no space, and a write to one changes the cached file, which is detected before its next use.
+
+        With ``hub`` the directory is a snapshot in the cache of the hub's client (``view/hub.py``), which may hold other
+        files of its commit; ``link`` has no effect there.
 
         The directory holds the lease: once it is gone, the stage is released.
 
@@ -52,11 +56,15 @@ class Pulls:
             raise InvalidRequestError(f"a pull takes a grant for one source, not for {len(grant.mounts)}")
         path = await in_thread(resolved, destination)
         record = self.stages.record(f"pull:{path}", token, grant)
-        record.destination, record.link = path, link
+        record.destination, record.link, record.hub = path, link or hub, hub
         known = self.stages.registry.get(record.id)
         if known and known.is_working:
             return known
-        if known and not known.is_ending and await in_thread(self._directories.is_standing, known.record, link=link):
+        if (
+            known
+            and not known.is_ending
+            and await in_thread(self._directories.is_standing, known.record, link=record.link)
+        ):
             return known
         earlier = await in_thread(self._directories.published_at, path)
         await in_thread(self._directories.at(record).check, earlier)
@@ -66,17 +74,21 @@ class Pulls:
             await self.stages.lifecycle.release(known)
         return await self.stages.begin(NodeStage(record, earlier))
 
-    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
+    async def pull(
+        self, grant: str, destination: Path, *, link: bool, hub: bool = False
+    ) -> AsyncIterator[StageDocument]:
         """As ``begin``. Yields the stage repeatedly, the last time in a terminal state."""
-        begun = await self.begin(grant, destination, link=link)
+        begun = await self.begin(grant, destination, link=link, hub=hub)
         async for document in self.stages.follow(begun.record.id, 0.2):
             yield document
 
-    async def check_destination(self, destination: Path) -> None:
+    async def check_destination(self, destination: Path, *, hub: bool = False) -> None:
         """Raises ``InvalidRequestError`` if no pull could be published at the directory."""
         path = await in_thread(resolved, destination)
+        if hub:
+            await in_thread(HubSnapshot(path, "check", self._cache.files.whole).check, None)
         # A present publication is verified later, once: that is slow for many files.
-        if await in_thread(self._directories.published_at, path) is None:
+        elif await in_thread(self._directories.published_at, path) is None:
             await in_thread(Destination(path, "check", self._cache.files.whole, 0).check, None)
 
     async def would_lose(self, token: str, destination: Path) -> PullLosses:
@@ -106,7 +118,9 @@ class Pulls:
         known = [stage.record for stage in self.stages.registry.all() if stage.record.destination == path]
         return any([await in_thread(self._directories.is_standing, record, link=link) for record in known])
 
-    async def needs(self, destination: Path, before: Need | None, tree: Tree, *, link: bool) -> list[Need]:
+    async def needs(
+        self, destination: Path, before: Need | None, tree: Tree, *, link: bool, hub: bool = False
+    ) -> list[Need]:
         """Space that a tree needs in the cache and in the directory, after the writes of ``before``.
 
         The directory needs space for copies, if its files can be neither links, with ``link``, nor share blocks.
@@ -121,11 +135,14 @@ class Pulls:
         own = (content for content in tree.contents if index.named_by(content).isdisjoint(by_others))
         leased = sum(index.ledger.size_of(content) or 0 for content in own) + await in_steps(index.counting_leased())
         path = await in_thread(resolved, destination)
-        site = Destination(path, "room", self._cache.files.whole, 0, link)
+        files = self._cache.files.whole
+        site = HubSnapshot(path, "room", files) if hub else Destination(path, "room", files, 0, link)
         return await in_thread(self._needs, site, before, tree, lacking, leased)
 
-    def _needs(self, site: Destination, before: Need | None, tree: Tree, lacking: int, leased: int) -> list[Need]:
-        space, root, place = self._cache.space, site.places.root, site.nearest()
+    def _needs(
+        self, site: Destination | HubSnapshot, before: Need | None, tree: Tree, lacking: int, leased: int
+    ) -> list[Need]:
+        space, root, place = self._cache.space, site.files.places.root, site.nearest()
         with disk_errors(place):
             own, other, disk = root.stat().st_dev, place.stat().st_dev, os.statvfs(place)
         budget = space.room().budgets.node

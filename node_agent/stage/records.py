@@ -18,7 +18,6 @@ class StageRecords:
     places: Places
 
     def save(self, record: StageRecord) -> None:
-        """Write durably. Raises ``DiskFailedError``."""
         path = self.places.stage(record.id)
         with disk_errors(path):
             write_durably(path, record.model_dump_json().encode())

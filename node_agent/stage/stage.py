@@ -47,7 +47,8 @@ class StageRecord(BaseModel):
     ``expires_at`` is for display. Expiry counts ``ttl_seconds`` from the last renewal or the start of the agent.
 
     ``destination`` is set for a pull; ``inode`` then distinguishes its directory from another at the same path. With
-    ``link`` its files are hard links to the cache where possible.
+    ``link`` its files are hard links to the cache where possible; with ``hub`` it is a snapshot in the cache of the
+    hub's client.
     """
 
     id: str
@@ -66,6 +67,7 @@ class StageRecord(BaseModel):
     destination: Path | None = None
     inode: int | None = None
     link: bool = False
+    hub: bool = False
     warm: bool = False
     mounts: list[MountRecord]
 

@@ -7,7 +7,7 @@ from huggingface_hub import close_session
 
 from bdn.core.errors import BdnError, RevisionNotFoundError, SourceChangedError, UpstreamUnavailableError
 from bdn.core.source.uri import Patterns, literal_prefixes, select
-from bdn.sources.huggingface.source import FOLDERS_ASKED_FOR, folders_of
+from bdn.sources.huggingface.tree import FOLDERS_ASKED_FOR, folders_of
 from tests.contract.opening import Opened, open_hub
 from tests.contract.source_contract import listed_within
 from tests.doubles.faults import Fault, answer

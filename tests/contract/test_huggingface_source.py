@@ -11,7 +11,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import SourceNotFoundError
 from bdn.core.source.upstream import Checksum, ChecksumKind
 from bdn.sources.huggingface.session import one_attempt
-from bdn.sources.huggingface.source import at_endpoint
+from bdn.sources.huggingface.tree import at_endpoint
 from tests.contract.access_contract import SESAME, Access, AccessContract
 from tests.contract.opening import Opened, open_hub
 from tests.contract.source_contract import CONTENT, SourceContract, Upstream, listed

@@ -15,7 +15,7 @@ import base64
 import hmac
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal, Self
@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, quote, unquote
 
 from tests.doubles.faults import Fault, Script
 from tests.doubles.http_origin import Answer, Origin, Request
+from tests.doubles.hub_bucket import BucketCall, HubBucket
 from tests.doubles.hub_repository import Commit, HubFile, HubRepository, Json, Kind
 from tests.doubles.request_log import RequestLog
 
@@ -91,6 +92,7 @@ class Hub:
         self.log = RequestLog()
         self.script = Script()
         self.repositories: dict[tuple[Kind, str], HubRepository] = {}
+        self.buckets: dict[str, HubBucket] = {}
         self._page_size = page_size
         self.links_to: str | None = None  # what a link to the next page begins with; None: the hub's own address
         self._origin = Origin("hub", self._respond, log=self.log, script=self.script)
@@ -127,6 +129,11 @@ class Hub:
         self.repositories[kind, repo_id] = repository
         return repository
 
+    def bucket(self, bucket_id: str, *, private: bool = False, sends_bytes: bool = False) -> HubBucket:
+        """A new, empty bucket."""
+        self.buckets[bucket_id] = HubBucket(bucket_id, private, sends_bytes)
+        return self.buckets[bucket_id]
+
     def fail(
         self, fault: Fault, path: str = "", *, times: int | None = 1, skip: int = 0, origin: str | None = None
     ) -> None:
@@ -134,10 +141,11 @@ class Hub:
         self.script.add(fault, path, times=times, skip=skip, origin=origin)
 
     def clear(self) -> None:
-        """Forget repositories, requests and ordered failures; addresses stay. Stalls stall again."""
+        """Forget repositories, buckets, requests and ordered failures; addresses stay. Stalls stall again."""
         self._origin.go_on.clear()
         self._cdn.go_on.clear()
         self.repositories.clear()
+        self.buckets.clear()
         self.links_to = None
         self.log.clear()
         self.script.clear()
@@ -167,6 +175,8 @@ class Hub:
             return json_answer({"standardEnvVars": [], "harnesses": {}})
         if token not in ("", self.token, self.stranger_token):
             return refusal(401, "", "Invalid credentials in Authorization header")
+        if bucket_call := BucketCall.of(path):
+            return self._about_bucket(bucket_call, request, token)
         call = _parse(path)
         if call is None:
             return json_answer({"error": "Sorry, we can't find the page you are looking for."}, status=404)
@@ -176,8 +186,7 @@ class Hub:
         repository = self.repositories.get((call.kind, call.repo_id))
         may_read = repository is not None and (token == self.token or token in repository.readers)
         if repository is None or (repository.private and not may_read):
-            # Strangers do not learn whether it exists.
-            return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
+            return hidden(token)
         if repository.disabled:
             return refusal(403, "", "Access to this resource is disabled.")
         # Descriptions and listings of gated repositories are open; the bytes are not (huggingface.js#945).
@@ -199,6 +208,37 @@ class Hub:
             case _:
                 return json_answer(description(repository, commit, query))
 
+    def _about_bucket(self, call: BucketCall, request: Request, token: str) -> Answer:
+        bucket = self.buckets.get(call.bucket_id)
+        if bucket is None or (bucket.private and token != self.token):
+            return hidden(token)
+        query = parse_qs(request.url.query)
+        match request.method, call.operation:
+            case "GET", "":
+                return json_answer(bucket.description)
+            case "GET", "tree":
+                entries = bucket.tree(call.path, recursive=query.get("recursive") == ["true"])
+                return self._page(entries, query, request.url.path)
+            case "POST", "paths-info":
+                return json_answer(bucket.paths_info(json.loads(request.body)["paths"]))
+            case "GET" | "HEAD", "resolve":
+                return self._bucket_file(bucket, call.path, request)
+            case _:
+                return refusal(404, "", "Not found")
+
+    def _bucket_file(self, bucket: HubBucket, name: str, request: Request) -> Answer:
+        file = bucket.files.get(name)
+        if file is None:
+            return refusal(404, "EntryNotFound", "Entry not found")
+        link = f'<{self.url}/api/buckets/{bucket.bucket_id}/xet-read-token>; rel="xet-auth"'
+        headers = {"X-Xet-Hash": file.xet_name, "Link": link, "Accept-Ranges": "bytes"}
+        if bucket.sends_bytes:
+            if request.headers.get("if-match", file.etag) != file.etag:
+                return refusal(412, "", "Precondition Failed")
+            return file_answer(file, headers)
+        linked = {"X-Linked-Size": str(file.size), "Location": self._cdn.link(file), "Content-Type": "text/plain"}
+        return Answer(302, {**headers, **linked}, b"Found")
+
     def _tree(self, commit: Commit, call: _Call, query: Mapping[str, list[str]], path: str) -> Answer:
         below = f"{call.path}/" if call.path else ""
         entries = [entry for entry in commit.tree if str(entry["path"]).startswith(below)]
@@ -206,6 +246,9 @@ class Hub:
             return entry_not_found(commit)
         if query.get("recursive", ["false"])[0].lower() != "true":
             entries = [entry for entry in entries if "/" not in str(entry["path"]).removeprefix(below)]
+        return self._page(entries, query, path)
+
+    def _page(self, entries: Sequence[Json], query: Mapping[str, list[str]], path: str) -> Answer:
         start = int(base64.urlsafe_b64decode(query["cursor"][0])) if "cursor" in query else 0
         stop = start + self._page_size
         headers = {}
@@ -279,6 +322,11 @@ def file_answer(file: HubFile, headers: Mapping[str, str]) -> Answer:
     name = quote(file.path.rpartition("/")[2])
     more = {"ETag": file.etag, "Content-Type": "text/plain", "Content-Disposition": f"inline; filename*=UTF-8''{name}"}
     return Answer(200, {**headers, **more}, file.content, ranged=True)
+
+
+def hidden(token: str) -> Answer:
+    """Strangers do not learn whether it exists."""
+    return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
 
 
 def gated_refusal(repository: HubRepository, *, anonymous: bool) -> Answer:

@@ -46,9 +46,13 @@ class HubFile:
         return f'"{self.sha256 if self.is_lfs else self.oid}"'
 
     @property
+    def xet_name(self) -> str:
+        """The name under which xet has these bytes: a digest of another kind, which tells nothing about them."""
+        return hashlib.blake2s(self.sha256.encode()).hexdigest()
+
+    @property
     def xet_hash(self) -> str:
-        """The name under which xet has an LFS file: a digest of another kind, which tells nothing about the bytes."""
-        return hashlib.blake2s(self.sha256.encode()).hexdigest() if self.is_lfs and self.is_xet else ""
+        return self.xet_name if self.is_lfs and self.is_xet else ""
 
     @property
     def entry(self) -> dict[str, Json]:

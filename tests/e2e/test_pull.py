@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfFileSystem, snapshot_download
 from safetensors import safe_open
 from safetensors.numpy import save
 
@@ -54,6 +54,23 @@ def test_a_pulled_repository_is_what_snapshot_download_gives_and_readers_of_safe
     with safe_open(tmp_path / "out/model.safetensors", framework="np") as weights:
         assert list(weights.keys()) == ["layer.weight"]
         assert weights.get_tensor("layer.weight")[999, 2999] == 2_999_999
+
+
+def test_a_pulled_folder_of_a_hub_s_bucket_is_what_the_hub_s_file_system_reads(
+    shell: Shell, hub: Hub, tmp_path: Path
+) -> None:
+    hub.bucket("org/data", private=True).put({f"models/one/{path}": content for path, content in model().items()})
+    theirs = HfFileSystem(endpoint=hub.url, token=hub.token, skip_instance_cache=True)
+    folder = "buckets/org/data/models/one"
+
+    pulled = shell.run("bdn", "pull", f"hf://{folder}", "out", "--secret", "hub", "--json", BDN_SECRET_HUB=hub.token)
+
+    assert pulled.code == 0, pulled.out + pulled.err
+    read = {path.removeprefix(f"{folder}/"): theirs.open(path).read() for path in theirs.find(folder)}
+    assert tree(tmp_path / "out") == read == model()
+    again = shell.run("bdn", "pull", f"hf://{folder}", "out", "--secret", "hub", "--json", BDN_SECRET_HUB=hub.token)
+    assert (again.code, again.document["bytes_transferred"]) == (0, 0), again.out + again.err
+    assert hub.log.count("xet-read-token") == 0
 
 
 @pytest.mark.skipif(not AWS.exists(), reason="the AWS command line is not installed; make test installs it")
@@ -357,6 +374,9 @@ BAD_INPUT = [
     ("hf://org/model out --allow *.nope", "NO_FILES_MATCHED", 1),
     ("hf://org/empty out", "NO_FILES_MATCHED", 1),
     ("hf://org/model occupied", "INVALID_REQUEST", 2),
+    ("hf://buckets/org/none out", "AUTH_REQUIRED", 1),
+    ("hf://buckets/org/data/none out", "NO_FILES_MATCHED", 1),
+    ("hf://buckets/org/data@main out", "INVALID_SOURCE", 2),
 ]
 
 
@@ -364,6 +384,7 @@ def test_bad_input_is_named_and_leaves_nothing_behind(shell: Shell, hub: Hub, s3
     hub.repo("org/model").commit({"config.json": b"{}"})
     hub.repo("org/private", private=True).commit({"config.json": b"{}"})
     hub.repo("org/empty").commit({})
+    hub.bucket("org/data").put({"a": b"x"})
     s3.bucket("weights")
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied/mine.txt").write_text("mine")

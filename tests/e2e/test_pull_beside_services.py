@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import IncompleteSnapshotError
 
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
@@ -100,6 +102,26 @@ def test_a_pull_uses_the_services_and_the_upstream_is_read_once_for_all(
     wider = user.run("bdn", "pull", "hf://org/model", "out")  # without them, it is known what was pulled there
     assert wider.code == 0, wider.err
     assert tree(user.root / "out") == {**MODEL, "config.json": b"[]"}
+
+
+@pytest.mark.parametrize("commands", [UP, SERVE], ids=["up", "serve-alone"])
+@pytest.mark.parametrize("allow", ["config.json", "*.json"], ids=["narrow", "wide"])
+def test_a_pull_into_the_cache_of_the_hubs_client_uses_the_services(
+    user: Shell, hub: Hub, commands: Sequence[tuple[str, ...]], allow: str
+) -> None:
+    sha = hub.repo("org/model").commit(MODEL)
+    root = user.root / "hub"
+    with services(user, commands):
+        user.told("bdn", "pull", "hf://org/model", "--allow", allow, "--hub-cache", str(root))
+        with pytest.raises(IncompleteSnapshotError):
+            snapshot_download("org/model", cache_dir=root, local_files_only=True)
+        user.told("bdn", "pull", "hf://org/model", "--hub-cache", str(root))
+        hub.log.clear()
+        user.told("bdn", "pull", f"hf://org/model@{sha}", "--allow", allow, "--offline", "--hub-cache", str(root))
+        assert hub.log.count() == 0
+
+    found = snapshot_download("org/model", cache_dir=root, local_files_only=True)
+    assert tree(Path(found)) == MODEL
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])

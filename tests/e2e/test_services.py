@@ -131,6 +131,20 @@ def test_the_upstream_may_be_gone_once_a_mirror_is_ready_and_the_mirror_for_what
         assert [node.run("bdn", "unstage", one).code for one in (stage["id"], again["id"])] == [0, 0]
 
 
+def test_one_mirror_feeds_nodes_of_several_clusters_while_the_upstream_is_gone(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with Hub() as hub:
+            hub.repo("org/model").commit(MODEL)
+            cluster = Cluster(tmp_path, {"HF_ENDPOINT": hub.url})
+            stack.enter_context(cluster.mirror())
+            mirror_id = mirrored(cluster.shell("operator"))
+        for name in ("east", "west"):
+            node = stack.enter_context(cluster.agent(name, BDN_AGENT_CLUSTER=name))
+            (mount,) = node.told("bdn", "stage", mirror_id, "--job", "train")["mounts"]
+            assert tree(Path(mount["path"])) == MODEL
+            assert mount["bytes_from"] == {"node": REPEATED, "cluster": 0, "mirror": SIZE - REPEATED}
+
+
 def test_a_dry_run_says_what_would_move(node: Shell, upstream: Hub) -> None:
     upstream.repo("org/planned").commit({"one": b"1" * 1000, "two": b"2" * 2000})
     planned = node.told("bdn", "mirror", "hf://org/planned", "--dry-run")

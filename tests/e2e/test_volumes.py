@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from node_agent.stage.view.exposure import mounts_below
+from tests.doubles.hub import Hub
 from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
 from tests.support.content.trees import tree
 from tests.support.services.cluster import Cluster
@@ -110,6 +112,17 @@ def test_a_mounted_scratch_says_that_it_is_full_and_harms_nobody(cluster: Cluste
         shell.told("bdn", "volumes", "rm", "--job", "job-2", "--wait")
         wait_until(lambda: rubbish(shell) == [], 240)
         assert mounts_below(shell.data / "cache/jobs") == []
+
+
+@needs_images
+def test_checkpoints__scratch_is_full__have_room_of_their_own(cluster: Cluster) -> None:
+    with node(cluster, BDN_AGENT_EXPOSURE="bind") as (shell, _):
+        places = created(shell, "job-1", "--checkpoints", f"{SCRATCH}", "--project", "llama")
+        assert fill(places["SCRATCH"] / "file", 2 * SCRATCH) < SCRATCH
+        (places["CHECKPOINT"] / "step-1").mkdir()
+        assert fill(places["CHECKPOINT"] / "step-1/model.bin", SCRATCH // 2) == SCRATCH // 2
+        shell.told("bdn", "volumes", "rm", "--job", "job-1", "--wait")
+        assert [one["checkpoint_id"] for one in _checkpoints(shell)] == ["step-1"]
 
 
 def test_a_watched_scratch_that_holds_too_much_has_its_process_stopped(cluster: Cluster) -> None:
@@ -251,3 +264,20 @@ def test_jobs_of_a_project_share_its_cache_until_they_have_ended(cluster: Cluste
         assert (first["PROJECT_CACHE"] / "tokens").exists()
         assert shell.run("bdn-admin", *remove).code == 0
         assert tree(first["PROJECT_CACHE"]) == {}
+
+
+def test_a_model_of_the_hub__downloaded_by_one_job__is_in_the_cache_of_the_next(cluster: Cluster, hub: Hub) -> None:
+    """By the real client, which looks there before it asks the hub."""
+    model = {"config.json": b"{}", "deep/model.safetensors": bytes(MIB)}
+    hub.repo("org/model").commit(model)
+    program = "from huggingface_hub import snapshot_download; print(snapshot_download('org/model'))"
+    with node(cluster) as (shell, _):
+        for job in ("job-1", "job-2"):
+            home = created(shell, job, "--cache", "llama")["PROJECT_CACHE"] / "huggingface"
+            environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+            done = subprocess.run(
+                [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+            )
+            assert tree(Path(done.stdout.strip())) == model
+            shell.told("bdn", "volumes", "rm", "--job", job, "--wait")
+        assert hub.log.count(method="GET", origin="cdn") == 1

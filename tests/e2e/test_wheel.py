@@ -39,3 +39,7 @@ def test_wheel__with_the_locked_dependencies_alone__pulls_a_repository(
     subprocess.run(pull, env=environment, cwd=tmp_path, check=True)
 
     assert tree(tmp_path / "out") == FILES
+    client = 'from bdn.client import Client; Client().pull("hf://org/model", "from-python")'
+    subprocess.run([PYTHON, "-c", client], env=environment, cwd=tmp_path, check=True)
+    assert tree(tmp_path / "from-python") == FILES
+    assert (installed / "bdn/py.typed").exists()

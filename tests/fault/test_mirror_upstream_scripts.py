@@ -47,7 +47,9 @@ CHANGED = {**FILES, LARGE: OTHER_CONTENT}
 
 
 @pytest.mark.parametrize(
-    ("upstream", "skip"), [("s3", 0), ("s3", 1), ("s3", 2), ("hf", 1), ("gs", 1)], indirect=["upstream"]
+    ("upstream", "skip"),
+    [("s3", 0), ("s3", 1), ("s3", 2), ("hf", 1), ("gs", 1), ("hf bucket", 1), ("mirrored bucket", 1)],
+    indirect=["upstream"],
 )
 async def test_an_object_that_is_replaced_between_two_ranges_is_never_a_mixture(
     hasty: MirrorUnderTest, upstream: ScriptedUpstream, request: pytest.FixtureRequest, skip: int
@@ -56,7 +58,9 @@ async def test_an_object_that_is_replaced_between_two_ranges_is_never_a_mixture(
 
     document = await hasty.mirror(upstream.wanted, upstream.neighbour)
 
-    pinned = "[hf" in request.node.name  # a commit stays what it is; an object without versions does not
+    pinned = (
+        "[hf" in request.node.name
+    )  # commits and addresses named by content stay; an object without versions does not
     await check(hasty, document, FILES if pinned else "SOURCE_CHANGED")
     upstream.script.clear()
     scripted, _ = (await hasty.mirror(upstream.wanted, upstream.neighbour))["sources"]

@@ -22,7 +22,7 @@ from bdn.core.chunk import (
 )
 from bdn.core.egress import EgressPolicy
 from bdn.core.errors import BdnError, GrantInvalidError, InvalidMountError, SecretMalformedError
-from bdn.core.listing import listed_in, listing_pages
+from bdn.core.listing import ListingRoot, listed_in
 from bdn.core.manifest import Root, files_of
 from bdn.core.source.uri import Patterns, compile_pattern, normalise_mount, parse_source, select
 from bdn.core.units import format_size, parse_size
@@ -210,8 +210,8 @@ _SMALL = FileLayout(_ONE, 3, (_ONE,))
 _LARGE = FileLayout.of(CHUNK_SIZE + 1, (_ONE, _TWO))
 _PACKED = FileLayout(_TWO, 3, (_TWO,), Slice(_ONE, 100, 7))
 _HELD = held_of({"a/b.bin": _SMALL, "c": _LARGE, "d": _PACKED})
-_LISTING_ROOT = b'{"pages":["%b"],"schema":"bdn.listing.v1"}' % str(_ONE).encode()
-_LISTING_PAGE = b'[["a/b.bin",3,"key","sha256","00"],["c",4,"other key",null,null]]'
+_LISTING_ROOT = b'{"pages":["%b"],"schema":"bdn.listing.v2","whole":true}' % str(_ONE).encode()
+_LISTING_PAGE = b'[["a/b.bin",3,"key","sha256","00","11"],["c",4,"other key",null,null,null]]'
 _LISTING = (
     b'<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>'
     b"<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
@@ -251,7 +251,7 @@ TARGETS: Final = {
             (b"**/*.json\na/b.json", b"a[!b-d]?*\nabc", b"x/**/y/\nx/1/2/y/z", b"[]\n]")),
         Target("root", _root, (MalformedDocumentError,), (_HELD.root.content,)),
         Target("page", _page, (MalformedDocumentError,), tuple(_HELD.pages)),
-        Target("listing", listing_pages, (MalformedDocumentError,), (_LISTING_ROOT,)),
+        Target("listing", ListingRoot.parse, (MalformedDocumentError,), (_LISTING_ROOT,)),
         Target("listing-page", lambda content: list(listed_in([content])), (MalformedDocumentError,), (_LISTING_PAGE,)),
         Target("range", _range, (UnsatisfiableRangeError,),
             (b"bytes=0-9", b"bytes=-5", b"bytes=7-", b"bytes=0-1,3-4", b"bytes=990-2000")),

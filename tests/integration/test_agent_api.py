@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from bdn.cli.running_agent import RunningAgent
+from bdn.local.running_agent import RunningAgent
 from bdn.net.api_server import bind_tcp, serving
 from bdn.wire.stage_schema import StageRequest
 from node_agent.api import build_app

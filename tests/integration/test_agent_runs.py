@@ -110,7 +110,7 @@ async def test_rank__ends_while_agent_is_down__reported_with_all_lines(mirror: R
         mirror.want(RUN, "go")
         await until(lambda: mirror.lines(RUN) == ["first"])
         await agent.kill()
-    await until(lambda: not [line for line in command_lines() if str(program.root) in line])
+    await until(lambda: not [line for line in command_lines().values() if str(program.root) in line])
     async with program.daemon():
         report = await mirror.reached(RUN, "ENDED", "go")
         await nothing_is_left(program)
@@ -140,7 +140,7 @@ async def test_exit_codes__as_a_shell_reports_them__and_background_processes_end
 
     assert codes == {run: code for run, (_, code) in cases.items()}
     assert mirror.lines("runbehind1") == ["polite"]
-    assert not [line for line in command_lines() if behind in line]
+    assert not [line for line in command_lines().values() if behind in line]
 
 
 async def test_container__killed_from_outside__reported_as_killed(mirror: RunMirror, program: Program) -> None:
@@ -237,7 +237,7 @@ async def test_secrets__while_the_commands_run__in_no_file_and_no_argument(mirro
         await until(lambda: mirror.lines(RUN) == ["s3cret-of-the"])
         files = [path for path in program.root.rglob("*") if path.is_file() and not path.is_symlink()]
         found = [path for path in files if secret.encode() in path.read_bytes()]
-        spoken = [line for line in command_lines() if secret in line]
+        spoken = [line for line in command_lines().values() if secret in line]
         mode = (program.root / "runs").stat().st_mode & 0o777
         mirror.want(RUN, "stop")
         await mirror.reached(RUN, "ENDED", "stop")

@@ -108,6 +108,8 @@ async def test_a_released_stage_is_gone_but_its_files_are_not(rig: Rig, mirror: 
     manifest = mirror.publish(FILES)
     async with rig.agent(exposure="symlink") as agent:
         stage = await staged(agent, mirror, manifest)
+        model = Path(stage.mounts[0].path) / "model.safetensors"
+        held = model.stat().st_ino
         mirror.forget()
 
         for _ in range(2):
@@ -121,7 +123,7 @@ async def test_a_released_stage_is_gone_but_its_files_are_not(rig: Rig, mirror: 
         again = await staged(agent, mirror, manifest)
         assert again.id == stage.id
         assert again.state == "READY"
-        assert mirror.requests == 0
+        assert (mirror.requests, model.stat().st_ino) == (0, held)  # neither moved nor copied
         with pytest.raises(NotFoundError):
             await agent.stages.release("stg_unknown")
 

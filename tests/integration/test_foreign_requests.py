@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from bdn.cli.running import running_mirror
+from bdn.local.services import running_mirror
 from bdn.mirror.settings import MirrorSettings
 from node_agent.api import serving_api
 from tests.support.agent.mirror import fresh_mirror

@@ -165,7 +165,7 @@ async def test_suspected_chunks__are_read_round_robin_over_organisations(tmp_pat
         async with database.write() as session:
             set_id = await chunks.of(session, chunks.begin, "mir_1")
             await chunks.of(session, chunks.acquire, set_id, dict.fromkeys([*names, CHUNK], 1), database.now())
-            await chunks.of(session, chunks.mark_stored, set_id, [*names, CHUNK])
+            await chunks.of(session, chunks.acquire, set_id, {}, 0.0, [*names, CHUNK])
         for name in names:
             group.create_task(damages.examine(name, "a"))
         await asyncio.sleep(0)

@@ -95,7 +95,7 @@ INSIDE = (
 
 
 async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_secret_has_no_name(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ObjectServer, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
     monkeypatch.setenv("BDN_SECRET_OPERATORS", keys_of(server.account))
@@ -117,6 +117,9 @@ async def test_a_tenant_s_source__inside_the_store_is_refused_and_the_store_s_se
                     assert refusal(answer) == (422, "INVALID_SOURCE"), (uri, auth, answer.text)
         answer = await mirror.post(source("azure://account/weights/bdn"), dry_run=True)
         assert refusal(answer) == (422, "EGRESS_REFUSED"), "no store is at Azure"
+        hub.bucket("org/weights").put({"bdn/a": b"x"})
+        answer = await mirror.post(source("hf://buckets/org/weights/bdn"), dry_run=True)
+        assert answer.status_code == 200, "nor is one at a hub"
         beside = "s3://weights/bdn2"
         for name in ("store", "infrastructure", "infrastructure_store", "operators"):
             assert (await mirror.failed(source(beside, **with_secret(name))))["code"] == "SECRET_NOT_FOUND"

@@ -128,6 +128,21 @@ async def test_a_cache_that_holds_too_much_is_refused_until_it_holds_less_or_may
     await granted(mirror)
 
 
+async def test_a_cache__without_a_limit_that_was_set__holds_1_tb(
+    database_options: dict[str, Any], tmp_path: Path
+) -> None:
+    terabyte = 1000**4
+    async with mirror_under_test(tmp_path / "mirror", scrub_seconds=0, **database_options) as mirror:
+        project = (await granted(mirror))["project_id"]
+        for minute, limit in enumerate((terabyte, 10 * terabyte)):
+            for second, size in enumerate((limit, limit + 1)):
+                assert await measured(mirror, project, size, at=f"2026-11-25T10:0{minute}:0{second}Z") == 200
+                if size == limit:
+                    await granted(mirror)
+            assert await refused(mirror, EAST) == "CACHE_OVER_QUOTA"
+            await mirror.http.patch("/caches/llama", json={"limit_bytes": 10 * terabyte})
+
+
 async def test_a_summary_is_the_newest_of_the_pinned_cluster(mirror: MirrorUnderTest) -> None:
     assert refusal(await mirror.http.get("/caches/llama/summary")) == (404, "NOT_FOUND")
     async with mirror.service.requests.database.write() as session:

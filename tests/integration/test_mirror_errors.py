@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.doubles.content import GeneratedContent
 from tests.doubles.hub import Hub
 from tests.doubles.s3 import S3Bucket
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal, source, with_secret
@@ -55,6 +56,15 @@ FAILED: list[tuple[Json, str, str]] = [  # what each source makes of its upstrea
     (source("s3://{bucket}/x", **with_secret("hub-token")), "SECRET_MALFORMED", "is not a JSON object"),
     (source("s3://{bucket}/nothing-here/", **with_secret("s3-keys")), "NO_FILES_MATCHED", "holds no files"),
     (source("hf://org/empty"), "NO_FILES_MATCHED", "holds no files"),
+    (source("hf://buckets/org/hidden"), "AUTH_REQUIRED", "auth_secret_name"),
+    (source("hf://buckets/org/hidden", **with_secret("stranger")), "SOURCE_NOT_FOUND", "hidden from the account"),
+    (source("hf://buckets/org/none", **with_secret("hub-token")), "SOURCE_NOT_FOUND", "hf://buckets/org/none"),
+    (source("hf://buckets/org/hidden/none", **with_secret("hub-token")), "NO_FILES_MATCHED", "holds no files"),
+    (
+        source("hf://buckets/org/hidden", **with_secret("hub-token"), allow_patterns=["*.txt"]),
+        "NO_FILES_MATCHED",
+        "'**/*.txt' would have",
+    ),
     (source("hf://org/model", allow_patterns=["*.txt"]), "NO_FILES_MATCHED", "none of the 2 files"),
     (source("hf://org/model", allow_patterns=["*.safetensors"]), "NO_FILES_MATCHED", "'**/*.safetensors' would have"),
     (source("hf://org/model", ignore_patterns=["**"]), "NO_FILES_MATCHED", "ignore_patterns '**'"),
@@ -71,6 +81,7 @@ def troubled(hub: Hub, bucket: S3Bucket, model: None, monkeypatch: pytest.Monkey
     for name in ("private", "gated"):
         hub.repo(f"org/{name}", private=name == "private", gated=name == "gated").commit({"a": b"1"})
     hub.repo("org/empty").commit({})
+    hub.bucket("org/hidden", private=True).put({"none.txt/a": b"1", "m/a.txt": b"1"})
     hub.repo("org/dots").commit({"a/../../b": b"1", "ok": b"1"})
     hub.repo("org/both").commit({"a": b"1", "a/b": b"1"})
     bucket.put({"x": b"1", "both/a": b"1", "both/a/b": b"1"})
@@ -116,6 +127,14 @@ async def test_a_source_beyond_the_limits_is_refused(
         assert (await mirror.post(MODEL, dry_run=True)).status_code == 413
     async with mirror_under_test(tmp_path / "just", **just) as mirror:
         await mirror.ready(MODEL)
+
+
+async def test_a_source_of_10_tb__is_within_the_limits_that_nobody_set(mirror: MirrorUnderTest, hub: Hub) -> None:
+    terabyte = 1000**4
+    parts = {f"{number}.tar": GeneratedContent(terabyte, number).declaring(f"{number:064x}") for number in range(10)}
+    hub.repo("org/large").commit(parts)
+    plan = await mirror.plan(source("hf://org/large"))
+    assert (plan["files"], plan["bytes_to_transfer"]) == (10, 10 * terabyte)
 
 
 async def test_what_is_not_there_is_not_found_and_a_name_that_cannot_be_one_is_invalid(

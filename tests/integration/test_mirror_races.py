@@ -10,11 +10,11 @@ import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
 from bdn.mirror.ingest import worker
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Surveyor
 from bdn.mirror.ingest.worker import Ingest
 from tests.doubles.content import GeneratedContent
-from tests.doubles.faults import stall
+from tests.doubles.faults import answer, cut, stall
 from tests.doubles.hub import Hub
 from tests.support.mirror.service import LONGEST_SECONDS, MirrorUnderTest, mirror_under_test, source, until
 
@@ -83,14 +83,14 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
     monkeypatch.setattr(worker, "CLAIM_SECONDS", 0.05)
     monkeypatch.setattr(worker, "RENEW_SECONDS", 0.01)
     monkeypatch.setattr(worker, "FLUSH_SECONDS", LONGEST_SECONDS)  # what fails is what the mirror itself waits for
-    flush, failures = Progress.flush, [sqlite3.IntegrityError("scripted"), sqlite3.IntegrityError("scripted")]
+    flush, failures = CopyProgress.flush, [sqlite3.IntegrityError("scripted"), sqlite3.IntegrityError("scripted")]
 
-    async def fail_first(self: Progress) -> None:
+    async def fail_first(self: CopyProgress) -> None:
         if failures:
             raise failures.pop()
         await flush(self)
 
-    monkeypatch.setattr(Progress, "flush", fail_first)
+    monkeypatch.setattr(CopyProgress, "flush", fail_first)
     async with mirror_under_test(tmp_path, jobs=1) as mirror:
         document = await mirror.mirror(MODEL)
         assert await mirror.tree(document["sources"][0]["manifest"])
@@ -100,12 +100,13 @@ async def test_a_worker_whose_bookkeeping_fails_leaves_the_mirror_for_later(
 async def test_a_half_copied_file_whose_chunk_the_store_loses_meanwhile_is_copied_again(
     mirror: MirrorUnderTest, hub: Hub
 ) -> None:
-    hub.fail(stall(), origin="cdn", skip=1)
+    hub.fail(cut(), origin="cdn", skip=1)
+    hub.fail(answer(403), origin="cdn", skip=1, times=None)
     begun = await mirror.begin(MODEL)
     await until(lambda: mirror.count("identities") == 2)  # of the slab, and of the half-copied file
-    await mirror.canceled(begun["id"])
     hub.release_stalled()
-    await mirror.released()
+    assert (await mirror.ended(begun["id"]))["status"] == "FAILED"
+    hub.script.clear()
     for name in [name for name, size in mirror.chunks().items() if size in (CHUNK_SIZE, LARGE.size - CHUNK_SIZE)]:
         (mirror.data_dir / "store/chunks" / name).unlink()
     error = await mirror.failed(MODEL)

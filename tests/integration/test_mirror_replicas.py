@@ -254,7 +254,7 @@ async def test_collect__by_a_process_whose_clock_is_ahead__grants_the_whole_grac
         async with database.write() as session:
             set_id = await chunks.of(session, chunks.begin, "mir_0/0")
             await chunks.of(session, chunks.acquire, set_id, {named("chunk"): 1}, database.now())
-            await chunks.of(session, chunks.mark_stored, set_id, [named("chunk")])
+            await chunks.of(session, chunks.acquire, set_id, {}, 0.0, [named("chunk")])
             await chunks.of(session, chunks.end, [set_id], database.now())
         for grace_seconds, freed in ((MINUTES / 2, 0), (0, 1)):
             assert (await ahead.collect(grace_seconds=grace_seconds))["bytes_freed"] == freed

@@ -44,18 +44,27 @@ def s3_folder(bucket: S3Bucket, prefix: str = "llama", files: dict[str, bytes] |
     return source(f"s3://{bucket.name}/{prefix}", **with_secret("s3-keys"))
 
 
-@pytest.mark.parametrize("upstream", ["hf", "s3"])
+def hub_folder(hub: Hub, files: dict[str, bytes] | None = None) -> Json:
+    bucket = hub.buckets.get("org/bucket") or hub.bucket("org/bucket", private=True)
+    bucket.put({f"llama/{path}": content for path, content in (files or TREE).items()})
+    return source("hf://buckets/org/bucket/llama", **with_secret("hub-token"))
+
+
+@pytest.mark.parametrize("upstream", ["hf", "hub bucket", "s3", "r2"])
 async def test_what_is_read_back_from_the_mirror_is_the_upstream_s_tree(
     mirror: MirrorUnderTest, hub: Hub, s3: S3Server, bucket: S3Bucket, upstream: str
 ) -> None:
-    wanted = hub_model(hub) if upstream == "hf" else s3_folder(bucket)
+    made = {"hf": lambda: hub_model(hub), "hub bucket": lambda: hub_folder(hub)}
+    wanted = made.get(upstream, lambda: s3_folder(bucket))()
+    if upstream == "r2":
+        wanted["source"] = f"r2://account.{bucket.name}/llama"
     document = await mirror.ready(wanted)
     size = sum(map(len, TREE.values()))
     assert document["files_total"] == len(TREE)
     assert document["bytes_total"] == document["bytes_transferred"] == size
     assert document["bytes_reused"] == 0
     assert await mirror.tree(document["sources"][0]["manifest"]) == TREE
-    served = hub.log.find(method="GET", origin="cdn") if upstream == "hf" else s3.log.find("llama/", method="GET")
+    served = hub.log.find(method="GET", origin="cdn") if upstream != "s3" else s3.log.find("llama/", method="GET")
     assert sum(request.bytes_served for request in served) >= len(LARGE)
 
 
@@ -66,6 +75,16 @@ async def test_only_a_changed_object_moves(mirror: MirrorUnderTest, s3: S3Server
     s3.log.clear()
     assert (await mirror.ready(wanted))["bytes_transferred"] == 2
     assert s3.log.count("llama/", method="GET") == s3.log.count("llama/config.json", method="GET") == 1
+
+
+async def test_only_a_changed_file_of_a_hub_s_bucket_moves(mirror: MirrorUnderTest, hub: Hub) -> None:
+    wanted = hub_folder(hub)
+    await mirror.ready(wanted)
+    hub_folder(hub, TREE | {"config.json": b"[]"})  # all are uploaded again, and one has other bytes
+    hub.log.clear()
+    assert (await mirror.ready(wanted))["bytes_transferred"] == 2
+    assert hub.log.count("/resolve/") == hub.log.count("config.json", origin="hub") == 1
+    assert hub.log.count("xet-read-token") == 0
 
 
 async def test_a_moved_mount_or_other_patterns_read_nothing_again(mirror: MirrorUnderTest, hub: Hub) -> None:

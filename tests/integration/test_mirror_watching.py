@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from bdn.core.chunk import CHUNK_SIZE
-from bdn.mirror.db.identities import NOT_YET, RAW
+from bdn.mirror.db.identities import RAW
 from bdn.net.api_server import bind_tcp, serving
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import stall
@@ -36,8 +36,9 @@ async def half_copied(mirror: MirrorUnderTest, hub: Hub, *, chunks: int = 2) -> 
 
 def copied(mirror: MirrorUnderTest) -> int:
     """How many chunks of the large file the next mirror finds."""
+    stored = {bytes(raw) for (raw,) in mirror.behind.query("SELECT digest FROM chunks WHERE state = 'stored'")}
     found = [raw for _, size, _, raw, _ in mirror.rows("identities")["identities"] if size == LARGE.size]
-    return sum(raw[at : at + RAW] != NOT_YET for raw in found for at in range(0, len(raw), RAW))
+    return sum(raw[at : at + RAW] in stored for raw in found for at in range(0, len(raw), RAW))
 
 
 def written(mirror: MirrorUnderTest) -> Json:

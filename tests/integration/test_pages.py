@@ -14,11 +14,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from bdn.cli.clients import ClientSettings
 from bdn.cli.output import exit_code_of
 from bdn.core import errors
 from bdn.core.errors import BdnError
 from bdn.mirror.settings import MirrorSettings
+from bdn.settings import ClientSettings
 from bdn.wire.mirror_schema import Mirror, WeightsSourceBody
 from bdn.wire.shapes import ErrorBody, ReportedError, status_of
 from bdn.wire.stage_schema import StageDocument
@@ -166,6 +166,7 @@ def settings() -> set[str]:
 
 AMBIENT: Final = {
     "ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
+    "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE",
 }  # fmt: skip
 
 
@@ -237,7 +238,13 @@ async def test_the_mirrors_metrics_are_documented(idle: MirrorUnderTest) -> None
     assert documented("Mirror") == told((await idle.http.get("/metrics")).text)
 
 
-def test_what_was_promised_to_jobs_is_shown_by_tests_that_there_are() -> None:
-    named = re.findall(r"`(tests/\S+?\.py)::(\w+)`", (ROOT / "docs/statements.md").read_text())
-    assert len(named) >= 20
-    assert [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text()] == []
+def test_every_statement_about_jobs_has_its_row_with_tests_and_figures_that_there_are() -> None:
+    rows = re.findall(r"^\| (\d+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/statements.md").read_text(), re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 66))
+    figures = re.findall(r"^## (.+)$", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
+    for number, shown in rows:
+        tests = re.findall(r"`(tests/\S+?\.py)::(\w+)`", shown)
+        sections = re.findall(r"\(benchmarks\.md#([\w-]+)\)", shown)
+        assert tests or sections, number
+        assert [(path, name) for path, name in tests if f"def {name}(" not in (ROOT / path).read_text()] == []
+        assert set(sections) <= set(figures), number

@@ -106,7 +106,7 @@ class World:
             if self.now < acquired_at + chunks.PUT_SECONDS:
                 self.objects |= found.put
                 async with self.database.write() as session:
-                    await chunks.of(session, chunks.mark_stored, set_id, found.put)
+                    await chunks.of(session, chunks.acquire, set_id, {}, 0.0, found.put)
                 named_by_set |= found.put
             named_by_set |= found.stored
             wanted = dict.fromkeys(wanted.keys() - named_by_set, 1)
@@ -198,7 +198,7 @@ async def test_publish__of_a_set_of_many_chunks__touches_two_rows(database: Data
     async with database.write() as session:
         set_id = await chunks.of(session, chunks.begin, "mir_0/0")
         await chunks.of(session, chunks.acquire, set_id, wanted, 1e6)
-        await chunks.of(session, chunks.mark_stored, set_id, wanted)
+        await chunks.of(session, chunks.acquire, set_id, {}, 0.0, wanted)
     async with database.write() as session:
         event.listen(
             database._engine.sync_engine, "after_cursor_execute", lambda *given: rows.append(max(0, given[1].rowcount))

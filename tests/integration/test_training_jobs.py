@@ -62,8 +62,10 @@ async def test_a_job__is_mirrored_staged_started_and_completed(mirror: MirrorUnd
     assert (given["commands"], given["working_dir"]) == (["python train.py"], "/b10/workspace")
     assert given["environment"]["BT_LEADER_ADDR"] == "n1"
     assert given["read_grant"]
+    assert (given["caches"], given["cache_grant"], given["checkpoints"]) == (None, None, None)  # it requested none
     assert await agent.report(stage, "STAGING", running=True, bytes_done=2, bytes_total=5) == []
     document = await client.job(job)
+    assert document["current_status"] == "TRAINING_JOB_DEPLOYING"
     (rank,) = document["bdn"]["ranks"]
     assert (rank["node"], rank["state"], rank["bytes_done"]) == ("n1", "STAGING", 2)
     assert (document["bdn"]["slowest_rank"], document["bdn"]["cluster"]) == (0, "c")
@@ -468,6 +470,7 @@ async def test_a_rank__gets_all_that_it_needs_and_no_other_agent_does(timed: Mir
     assert given["environment"]["HF_HOME"] == "/root/.cache/user_artifacts/huggingface"
     names = ("BT_TRAINING_JOB_NAME", "BT_TRAINING_PROJECT_NAME", "BT_NODE_RANK", "BT_GROUP_SIZE", "BT_LEADER_ADDR")
     assert [given["environment"][name] for name in names] == ["mine", "with spaces", "1", "2", "n1"]
+    assert (given["image"], given["cpus"], given["memory_bytes"]) == ("registry.example/x:1", 1, 2 * 1024**3)
     assert given["login"] == {"registry": "registry.example", "username": "user", "password": "pass-w0rd"}
     assert (given["checkpoints"], given["checkpoint_bytes"]) == ("/mnt/ckpts", 2 * 1024**3)
     assert given["caches"]["huggingface"] == "/root/.cache/huggingface"
@@ -544,6 +547,14 @@ async def test_jobs__are_listed_searched_repeated_and_deleted(
         answer = await timed.http.post("/v1/training_jobs/search", json=query)
         assert answer.status_code == 200, answer.text
         return [one["id"] for one in answer.json()["training_jobs"]]
+
+    elsewhere = await JobClient.of(timed, "mistral")
+    clock.now += 1
+    stranger = await elsewhere.create(spec())
+    assert [one["id"] for one in (await elsewhere.ask("GET")).json()["training_jobs"]] == [stranger]
+    assert await search(project_id=client.project) == jobs[::-1]
+    await elsewhere.ask("POST", f"{stranger}/stop", {})
+    assert (await elsewhere.ask("DELETE", stranger)).status_code == 200
 
     listed = (await client.ask("GET")).json()
     assert [(one["id"], one["name"]) for one in listed["training_jobs"]] == [(jobs[1], "named"), (jobs[0], "job-1")]

@@ -1,4 +1,4 @@
-"""Checkpoints that a training job loads, by job, by project and by name, and where each of its nodes finds them."""
+"""Checkpoints that a training job loads, by job, by project and by name, where each of its nodes finds them, and how long they stay."""
 
 import json
 from base64 import urlsafe_b64decode
@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.mirror.job import Job
-from tests.support.mirror.service import Json, MirrorUnderTest
+from bdn.core.chunk import Digest
+from tests.doubles.hub import Hub
+from tests.support.mirror.job import Job, chunks_of
+from tests.support.mirror.service import Json, MirrorUnderTest, source
 from tests.support.mirror.training_jobs import CPUS, JobAgent, JobClient, runtime, spec
+from tests.support.mirror.uploads import uploads_of
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -90,3 +93,47 @@ async def test_a_checkpoint_that_is_missing__fails_the_job_unless_the_project_is
     await job.push(TREE, "bt://llama@b/c1")
     twice = await other.create(loading(named("a", "c1"), named("b", "c1")))
     assert (await other.reached(twice, "DEPLOY_FAILED"))["error_message"].endswith("[INVALID_MOUNT]")
+
+
+@pytest.mark.parametrize("deleted", ["jobs", "project"])
+async def test_archive_and_loaded_checkpoint__their_jobs_are_deleted__leave_the_store_and_weights_stay(
+    job: Job, hub: Hub, deleted: str
+) -> None:
+    hub.repo("org/model").commit({"weights.bin": b"w" * 1000})
+    loads, client = {"from": b"loaded"}, await JobClient.of(job.mirror, "other")
+    await job.push({**TREE, **loads}, "bt://other@x/c1")
+    async with uploads_of(job.mirror) as uploads:
+        upload = await uploads.begin()
+        await upload.ask("put_object", Body=b"code")
+    request = loading(named("x", "c1"))
+    request["runtime"]["artifacts"] = [{"s3_bucket": upload.document["s3_bucket"], "s3_key": upload.key}]
+    first = await client.create({**request, "weights": [source("hf://org/model")]})
+    await client.reached(first, "DEPLOYING")
+    again = (await client.ask("POST", f"{first}/recreate", {})).json()["training_job"]["id"]
+    await client.reached(again, "DEPLOYING")
+
+    async def stored() -> tuple[bool, bool, bool]:
+        """Of the code, the checkpoint and the weights."""
+        await job.mirror.collect(grace_seconds=0)
+        held = job.mirror.chunks()
+        trees = ({"archive.tgz": b"code"}, {**TREE, **loads}, {"weights.bin": b"w" * 1000})
+        code, checkpoint, weights = [
+            all(Digest.parse(name).fanout in held for name in chunks_of(tree)) for tree in trees
+        ]
+        return code, checkpoint, weights
+
+    for one in (first, again):
+        await client.ask("POST", f"{one}/stop", {})
+        for rank in (await client.job(one))["bdn"]["ranks"]:
+            await JobAgent(job.mirror, rank["node"], {**CPUS, "slots": 9}).report(f"run:{one}:0:stop", "ENDED")
+        await client.reached(one, "STOPPED")
+    for checkpoint in await job.checkpoints(project="other"):
+        assert (await job.ask("DELETE", f"/checkpoints/{checkpoint['id']}")).status_code == 200
+    assert await stored() == (True, True, True)
+    if deleted == "project":
+        assert (await job.ask("DELETE", f"/projects/{client.project}")).status_code == 200
+    else:
+        assert (await client.ask("DELETE", first)).status_code == 200
+        assert await stored() == (True, True, True)  # the other job has them, too
+        assert (await client.ask("DELETE", again)).status_code == 200
+    assert await stored() == (False, False, True)

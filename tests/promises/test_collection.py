@@ -281,7 +281,7 @@ async def _keep_evidence(world: World, name: str, chunk: Digest, at: float) -> N
         set_id = await chunks.of(session, chunks.begin, f"evidence:{name}")
         await chunks.of(session, chunks.acquire, set_id, {chunk: len(name)}, at)
         world.store.put(chunk, bytearray(name.encode()))
-        await chunks.of(session, chunks.mark_stored, set_id, [chunk])
+        await chunks.of(session, chunks.acquire, set_id, {}, 0.0, [chunk])
         await chunks.of(session, chunks.publish, set_id)
 
 

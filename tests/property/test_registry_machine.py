@@ -196,7 +196,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def _mark(self, worker: Worker) -> None:
         try:
             with ENGINE.begin() as connection:
-                chunks.mark_stored(connection, worker.set_id, worker.put)
+                chunks.acquire(connection, worker.set_id, {}, self.now, worker.put)
         except SetEndedError:
             assert worker in self.zombies
         worker.put.clear()

@@ -31,6 +31,7 @@ r2 = st.builds(
 azure = st.builds(
     "azure://acc{}/{}x{}".format, st.text("ab01", max_size=4), st.text("ab01", min_size=2, max_size=4), st.one_of(st.just(""), folders.map("/{}".format))
 )  # fmt: skip
+hub_buckets = st.builds("hf://buckets/{}/{}{}".format, names, names, st.one_of(st.just(""), folders.map("/{}".format)))
 https = st.builds("https://{}.example/{}x".format, names.map(str.lower), folders)
 
 
@@ -42,7 +43,7 @@ def read(text: str) -> SourceUri | None:
         return None
 
 
-@given(st.one_of(hugging_face, buckets, r2, azure, https))
+@given(st.one_of(hugging_face, buckets, hub_buckets, r2, azure, https))
 def test_what_fits_the_grammar_is_accepted_unless_it_climbs_and_survives_a_round_trip(text: str) -> None:
     source = read(text)
     if source is None:

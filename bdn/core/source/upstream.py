@@ -72,7 +72,8 @@ class Identity:
 class UpstreamFile:
     """One listed file.
 
-    ``path`` is relative to the source, see ``listed_path``; ``handle`` is the source's own name for it.
+    ``path`` is relative to the source, see ``listed_path``; ``handle`` is the source's own name for it. ``git_name`` is
+    a hub's git name of the file, or of its LFS pointer.
     """
 
     path: str
@@ -81,6 +82,7 @@ class UpstreamFile:
     handle: str
     version: str  # pins every read: a commit, a version id, or an ETag
     checksum: Checksum | None = None
+    git_name: str | None = None
 
     @property
     def is_one_chunk(self) -> bool:
@@ -140,19 +142,19 @@ class Listing:
 _PAGE: Final = 500  # files
 
 
-_Packed = tuple[str, int, str, str, str, str, tuple[str, str] | None]
+_Packed = tuple[str, int, str, str, str, str, tuple[str, str] | None, str | None]
 
 
 def _packed(file: UpstreamFile) -> _Packed:
     identity, checksum = file.identity, file.checksum
     stated = (checksum.kind.value, checksum.hex) if checksum else None
-    return file.path, file.size, identity.scope, identity.key, file.handle, file.version, stated
+    return file.path, file.size, identity.scope, identity.key, file.handle, file.version, stated, file.git_name
 
 
 def _unpacked(values: _Packed) -> UpstreamFile:
-    path, size, scope, key, handle, version, stated = values
+    path, size, scope, key, handle, version, stated, git_name = values
     checksum = Checksum(ChecksumKind(stated[0]), stated[1]) if stated else None
-    return UpstreamFile(path, size, Identity(scope, key), handle, version, checksum)
+    return UpstreamFile(path, size, Identity(scope, key), handle, version, checksum, git_name)
 
 
 @dataclass(frozen=True, slots=True)

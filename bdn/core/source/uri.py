@@ -324,6 +324,7 @@ _UNTIL_QUERY: Final = re.compile(r"[?#\x00-\x1f\x7f]")
 _HUB_PAGE: Final = re.compile(
     r"(?:huggingface\.co|hf\.co)/((?:datasets/|spaces/)?[\w.-]+/[\w.-]+)(?:/tree/([\w.-]+))?/?"
 )
+_BUCKET_PAGE: Final = re.compile(r"(?:huggingface\.co|hf\.co)/(buckets/[\w.-]+/[\w.-]+)(?:/tree(/[\w./-]+)?)?/?")
 _REPO_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _AZURE_ACCOUNT: Final = re.compile(r"[a-z0-9]{3,24}")
@@ -368,17 +369,18 @@ class BucketUri:
     folder or exactly one object, which only a listing can decide.
     """
 
-    scheme: Literal["s3", "gs", "r2", "cw", "azure"]
+    scheme: Literal["s3", "gs", "r2", "cw", "azure", "hf"]
     bucket: str  # Azure's container
     prefix: str
-    account: str = ""  # r2 and azure only
+    account: str = ""  # r2, azure and hf only; the hub's namespace
     jurisdiction: str = ""  # r2 only, "" is the default
 
     def __str__(self) -> str:
-        account = f"{self.account}{'/' if self.scheme == 'azure' else '.'}" if self.account else ""
+        account = f"{self.account}{'.' if self.scheme == 'r2' else '/'}" if self.account else ""
+        kind = "buckets/" if self.scheme == "hf" else ""
         jurisdiction = f"{self.jurisdiction}." if self.jurisdiction else ""
         prefix = f"/{self.prefix}" if self.prefix else ""
-        return f"{self.scheme}://{account}{jurisdiction}{self.bucket}{prefix}"
+        return f"{self.scheme}://{kind}{account}{jurisdiction}{self.bucket}{prefix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,10 +484,14 @@ def _check_bare(text: str, rest: str) -> None:
 
 
 def _parse_https(text: str, rest: str) -> HttpsUri:
-    if page := _HUB_PAGE.fullmatch(rest):
-        revision = f"@{page[2]}" if page[2] else ""
+    likely = None
+    if page := _BUCKET_PAGE.fullmatch(rest):
+        likely = f"{page[1]}{page[2] or ''}"
+    elif page := _HUB_PAGE.fullmatch(rest):
+        likely = f"{page[1]}@{page[2]}" if page[2] else page[1]
+    if likely is not None:
         raise InvalidSourceError(
-            text, f"Source {text!r} is a page of the hub and not a file. Did you mean hf://{page[1]}{revision}?"
+            text, f"Source {text!r} is a page of the hub and not a file. Did you mean hf://{likely}?"
         )
     place, _, path = rest.partition("/")
     found = _HTTPS_PLACE.fullmatch(place)
@@ -496,7 +502,9 @@ def _parse_https(text: str, rest: str) -> HttpsUri:
     return HttpsUri(place, path)
 
 
-def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
+def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri | BucketUri:
+    if rest.startswith("buckets/"):
+        return _parse_hub_bucket(text, rest)
     name, at, revision = rest.partition("@")
     if at and not revision:
         raise InvalidSourceError(
@@ -508,12 +516,25 @@ def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri:
         kind = "dataset" if segments[0] == "datasets" else "space"
         segments = segments[1:]
     if len(segments) != 2 or not all(_REPO_NAME.fullmatch(segment) for segment in segments):
-        raise InvalidSourceError(
-            text,
-            f"Invalid HuggingFace URI format: {text!r}. Expected format: hf://owner/repo[@revision], "
-            "hf://datasets/owner/repo or hf://spaces/owner/repo",
-        )
+        raise _invalid_hugging_face(text)
     return HuggingFaceUri(kind, "/".join(segments), revision or None)
+
+
+def _parse_hub_bucket(text: str, rest: str) -> BucketUri:
+    if "@" in rest:
+        raise InvalidSourceError(text, f"Source {text!r} has an '@'; buckets of the hub have no revisions")
+    _, namespace, name, prefix = (*rest.split("/", 3), "", "")[:4]
+    if not _REPO_NAME.fullmatch(namespace) or not _REPO_NAME.fullmatch(name):
+        raise _invalid_hugging_face(text)
+    return BucketUri("hf", name, prefix, namespace)
+
+
+def _invalid_hugging_face(text: str) -> InvalidSourceError:
+    return InvalidSourceError(
+        text,
+        f"Invalid HuggingFace URI format: {text!r}. Expected format: hf://owner/repo[@revision], "
+        "hf://datasets/owner/repo, hf://spaces/owner/repo or hf://buckets/namespace/name[/prefix]",
+    )
 
 
 def _is_folder_name(name: str) -> bool:

@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
+from bdn.core.source.uri import parse_source
 from bdn.mirror.access.access import Access, Caller, NotPermittedError
 from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
@@ -81,7 +82,7 @@ from bdn.wire.http_fields import (
     parse_range,
 )
 from bdn.wire.location_schema import AddressesRequest, Delivery, FileAddress, Locations, LocationsRequest
-from bdn.wire.mirror_schema import TERMINAL, HeldManifests, Mirror, MirrorRequestBody, MirrorStatus, Plan
+from bdn.wire.mirror_schema import TERMINAL, HeldManifests, HubFile, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
     CollectionRequest,
@@ -270,6 +271,18 @@ async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamControlle
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
 async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> Mirror:
     return await requests.cancel(mirror_id, caller.organisation, caller.team)
+
+
+@mirrors_router.get("/trees", summary="All files of a mirrored commit of a hub, also those that no pattern selected")
+async def tree(
+    *,
+    requests: _Requests,
+    caller: TeamController,
+    source: Annotated[str, Query(min_length=1, max_length=LONGEST_SOURCE, pattern=TEXT)],
+    held: Annotated[bool, Query(description="Send no request to the hub")] = False,
+    cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> Page[HubFile]:
+    return await requests.trees.page(parse_source(source), caller.organisation, caller.team, cursor, is_held=held)
 
 
 @contents_router.get("/manifests", summary="Manifests, and the tiers that hold them")

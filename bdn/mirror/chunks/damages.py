@@ -29,7 +29,7 @@ class ChunkDamagedError(StoreUnavailableError):
 
     chunk: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"chunk {self.chunk} is damaged in the mirror's store and is not served ({self.reason}); the mirror repairs it from agents "
             "or the upstream if they have it: see 'bdn-admin verify', or mirror its source again"

@@ -3,14 +3,16 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from bdn.core.chunk import Buffer, Digest
+from bdn.core.errors import BdnError
 from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.store import ChunkStore
 from bdn.mirror.db import chunks, damaged
-from bdn.mirror.db.chunks import ChunkIsLeavingError
+from bdn.mirror.db.chunks import ChunkIsLeavingError, SetEndedError
 from bdn.mirror.db.database import Database, batches
 from bdn.mirror.db.waiting import answer_of
 from bdn.transfer.batching import Batched
@@ -30,12 +32,12 @@ class SetWriter:
     set_id: int
     organisation: str = ""
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    _acquired: Batched[tuple[Digest, int], str] = field(init=False)
-    _stored: Batched[Digest, None] = field(init=False)
+    _durable: set[Digest] = field(default_factory=set)  # not yet recorded as stored
+    _settling: asyncio.Future[None] | None = None
+    _recorded: Batched[tuple[Digest, int] | None, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._acquired = Batched(self._acquire, _AT_ONCE)
-        self._stored = Batched(self._mark_stored, _AT_ONCE)
+        self._recorded = Batched(self._record, _AT_ONCE)
 
     def put(self, digest: Digest, content: Buffer | bytes, stop: Callable[[], bool] = lambda: False) -> bool:
         """Make the chunk durable, with a reference of the set. Returns False if it was stored before.
@@ -47,19 +49,40 @@ class SetWriter:
             ChunkIsLeavingError: the chunk was still being deleted after a minute.
             StoreUnavailableError: the store or the database is away.
         """
+        if is_new := self.put_early(digest, content, stop):
+            answer_of(self._loop, self.settle())
+        return is_new
+
+    def put_early(self, digest: Digest, content: Buffer | bytes, stop: Callable[[], bool] = lambda: False) -> bool:
+        """As ``put``, but the chunk counts as stored only from ``settle`` on: many chunks share a transaction."""
         deadline = time.monotonic() + _LEAVING_SECONDS
         while True:
             # The PUT has to end before the row counts as abandoned: see ``chunks.PUT_SECONDS``.
-            state = answer_of(self._loop, self._acquired.of((digest, len(content))))
+            state = answer_of(self._loop, self._recorded.of((digest, len(content))))
             if state == "stored":
                 return False
             if state == "put":
                 self.store.put(digest, memoryview(content), writer=self.organisation)
-                answer_of(self._loop, self._stored.of(digest))
+                self._loop.call_soon_threadsafe(self._note_durable, digest)
                 return True
             if time.monotonic() > deadline or stop():
                 raise ChunkIsLeavingError(f"chunk {digest} is being deleted; try again in a few minutes")
             time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _note_durable(self, digest: Digest) -> None:
+        self._durable.add(digest)
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.ensure_future(self._settle_soon())
+
+    async def _settle_soon(self) -> None:
+        """A mirror that is canceled or killed loses little; what fails is left to ``settle``."""
+        with suppress(BdnError, SetEndedError):
+            while self._durable:
+                await self.settle()
+
+    async def settle(self) -> None:
+        """Record all durable chunks as stored. Raises ``SetEndedError``: the objects may be gone again."""
+        await self._recorded.of(None)
 
     async def hold(self, digests: Iterable[Digest]) -> dict[Digest, int]:
         """Refer to the chunks that are stored. Returns them with their sizes. Raises ``SetEndedError``."""
@@ -69,17 +92,17 @@ class SetWriter:
                 held |= await chunks.of(session, chunks.hold, self.set_id, some)
         return held
 
-    async def _acquire(self, wanted: Sequence[tuple[Digest, int]]) -> list[str]:
+    async def _record(self, wanted: Sequence[tuple[Digest, int] | None]) -> list[str]:
+        """Acquire chunks of these sizes, and record what is durable. Returns the state of each chunk."""
+        sizes = dict(one for one in wanted if one is not None)
+        durable = frozenset(self._durable)
+        if not sizes and not durable:
+            return [""] * len(wanted)
         async with self.database.write() as session:
-            found = await chunks.of(session, chunks.acquire, self.set_id, dict(wanted), self.database.now())
-        return [
-            "stored" if digest in found.stored else "put" if digest in found.put else "leaving" for digest, _ in wanted
-        ]
-
-    async def _mark_stored(self, digests: Sequence[Digest]) -> list[None]:
-        async with self.database.write() as session:
-            await damaged.mark_stored(session, self.set_id, frozenset(digests), self.database.now())
-        return [None] * len(digests)
+            found = await damaged.acquire(session, self.set_id, sizes, self.database.now(), durable)
+        self._durable -= durable
+        states = dict.fromkeys(found.stored, "stored") | dict.fromkeys(found.put, "put")
+        return ["" if one is None else states.get(one[0], "leaving") for one in wanted]
 
 
 def put_manifest(files: Iterable[PlacedFile], put: Callable[[Digest, Buffer], object]) -> Root:

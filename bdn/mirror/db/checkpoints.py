@@ -5,6 +5,7 @@ The set of a push refers to its chunks. An identity records for the team's next 
 
 import secrets
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -17,6 +18,7 @@ from bdn.core.source.upstream import Identity
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.store import scope_of
 from bdn.core.training.checkpoints import ARCHIVE, by_number
+from bdn.core.training.states import ACTIVE
 from bdn.mirror.db import chunks, identities, manifests, mirrors, projects
 from bdn.mirror.db.database import ReadSession, WriteSession, delete_in, select_in
 from bdn.mirror.db.identities import Known
@@ -263,24 +265,39 @@ async def get(session: ReadSession, organisation: str, checkpoint_id: str, team:
 
 
 async def remove(session: WriteSession, row: CheckpointRow) -> list[str]:
-    """Delete a checkpoint and its push. Returns the manifest if it was dropped: see ``drop_push``."""
+    """Delete a checkpoint and its push. Returns the manifests that were dropped: see ``drop_push``."""
     await session.execute(delete(CheckpointRow).where(CheckpointRow.id == row.id))
-    return await drop_push(session, row.mirror)
+    copies = await _remove_copies(session, row.job) if row.name == ARCHIVE else set()
+    return await drop_push(session, row.mirror, copies)
 
 
-async def drop_push(session: WriteSession, mirror_id: str) -> list[str]:
-    """Delete a push, and drop its manifest if nothing else names it. Returns the manifest if it was dropped.
+async def _remove_copies(session: WriteSession, job_id: str) -> set[str]:
+    """Delete what the mirror of a job that has ended holds beside the weights: its archive and what it loaded.
 
-    It gets no tombstone: a checkpoint cannot be restored.
+    No other job has this mirror, since the archive is one of its sources. Returns the manifests.
+    """
+    job = await session.get(TrainingJobRow, job_id)
+    if job is None or job.status in ACTIVE:
+        return set()
+    extras = [extra["source"] for extra in job.extras]
+    its = delete(MirrorSourceRow).where(MirrorSourceRow.mirror_id == job.mirror_id, MirrorSourceRow.source.in_(extras))
+    found = (await session.execute(its.returning(MirrorSourceRow.manifest))).scalars()
+    return {name for name in found if name is not None}
+
+
+async def drop_push(session: WriteSession, mirror_id: str, others: AbstractSet[str] = frozenset()) -> list[str]:
+    """Delete a push, and drop its manifest, and others, if nothing names them. Returns the manifests that were dropped.
+
+    They get no tombstone: a checkpoint cannot be restored.
     """
     query = select(MirrorSourceRow.manifest).where(MirrorSourceRow.mirror_id == mirror_id)
-    named = sorted({str(name) for name in (await session.execute(query)).scalars() if name})
+    named = sorted({str(name) for name in (await session.execute(query)).scalars() if name} | others)
     for column in (MirrorSourceRow.mirror_id, MirrorRow.id):
         await delete_in(session, column, [mirror_id])
     # A mirror that publishes the same manifest now commits before the next query, or publishes it anew.
     await manifests.lock(session, named)
-    others = select(MirrorSourceRow.manifest).where(MirrorSourceRow.manifest.in_(named)).distinct()
-    kept = set((await session.execute(others)).scalars())
+    still_named = select(MirrorSourceRow.manifest).where(MirrorSourceRow.manifest.in_(named)).distinct()
+    kept = set((await session.execute(still_named)).scalars())
     return await manifests.drop(session, [name for name in named if name not in kept])
 
 

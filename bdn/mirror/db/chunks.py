@@ -18,8 +18,10 @@ from sqlalchemy import (
     ColumnElement,
     CursorResult,
     Delete,
+    Select,
     Update,
     and_,
+    bindparam,
     case,
     delete,
     exists,
@@ -82,12 +84,14 @@ class StoredChunk(NamedTuple):
 class Acquired:
     """The chunks that a set acquires, by state.
 
-    It refers to the ``stored`` ones and those to ``put``, not the ``leaving`` ones.
+    It refers to the ``stored`` ones and those to ``put``, not the ``leaving`` ones. ``repaired`` is what was wrong with
+    the durable chunks that were damaged.
     """
 
     stored: frozenset[Digest]
     put: frozenset[Digest]
     leaving: frozenset[Digest]
+    repaired: Mapping[Digest, str]
 
 
 async def of(
@@ -128,6 +132,14 @@ def publish_of(connection: Connection, owner: str) -> None:
     publish(connection, set_id)
 
 
+def replace_of(connection: Connection, owner: str) -> None:
+    """``publish_of``, and end the set that was retained for this owner before. Raises ``SetEndedError``."""
+    if (set_id := filling(connection, owner)) is None:
+        raise SetEndedError
+    _end(connection, and_(ChunkSetRow.owner == owner, ChunkSetRow.state == SetState.PUBLISHED), NO_GRACE)
+    publish(connection, set_id)
+
+
 def change_owner(connection: Connection, before: str, after: str) -> None:
     connection.execute(update(ChunkSetRow).where(ChunkSetRow.owner == before).values(owner=after))
 
@@ -158,35 +170,53 @@ def _end(connection: Connection, which: ColumnElement[bool], at: float) -> None:
     connection.execute(statement.values(state=SetState.DEAD, ended_at=at))
 
 
+# Built once: to build a statement takes longer than SQLite needs to execute it.
+_STATE: Final = select(ChunkSetRow.state).where(ChunkSetRow.id == bindparam("set_id")).with_for_update(read=True)
+_CHUNKS: Final = ChunkRow.id.in_(bindparam("chunk_ids", expanding=True))
+_STORE: Final = update(ChunkRow).where(_CHUNKS).values(state=ChunkState.STORED, damage=None)
+_REFER: Final = update(ChunkRow).where(_CHUNKS).values(refs=ChunkRow.refs + 1)
+
+
 def _check_filling(connection: Connection, set_id: int) -> None:
     """Check that the set is being filled; it cannot end before commit. Raises ``SetEndedError``."""
-    query = select(ChunkSetRow.state).where(ChunkSetRow.id == set_id).with_for_update(read=True)
-    if connection.execute(query).scalar() != SetState.FILLING:
+    if connection.execute(_STATE, {"set_id": set_id}).scalar() != SetState.FILLING:
         raise SetEndedError
 
 
 # --- references ---
 
 
-def acquire(connection: Connection, set_id: int, sizes: Mapping[Digest, int], now: float) -> Acquired:
+def acquire(
+    connection: Connection, set_id: int, sizes: Mapping[Digest, int], now: float, durable: Collection[Digest] = ()
+) -> Acquired:
     """Refer to these chunks before they are put, with rows where there are none.
 
-    The caller acquires the ``leaving`` ones again, once their rows are gone or ``DELETE_SECONDS`` have passed. Raises
-    ``SetEndedError``.
+    The caller acquires the ``leaving`` ones again, once their rows are gone or ``DELETE_SECONDS`` have passed.
+    ``durable`` are chunks that the set acquired before, and whose objects are durable and right now: they are stored.
+
+    Raises ``SetEndedError``; the objects of ``durable`` may be gone again then.
     """
     _check_filling(connection, set_id)
-    found: dict[ChunkState, list[_Locked]] = {state: [] for state in ChunkState}
     new = _insert(connection, ChunkRow).on_conflict_do_nothing(index_elements=["digest"])
     for some in batches(sorted(sizes), AT_ONCE):
         connection.execute(new, [_new_row(digest, sizes[digest], now) for digest in some])
-    for row in _locked(connection, sizes):
-        is_abandoned = row[2] == ChunkState.LEAVING and row[5] <= now - DELETE_SECONDS  # its collection died
-        found[ChunkState.WRITING if is_abandoned else ChunkState(row[2])].append(row)
-    stored, put = found[ChunkState.STORED], found[ChunkState.WRITING]
-    _refer(connection, set_id, [row[0] for row in (*stored, *put)])
-    _execute_in(connection, update(ChunkRow).values(state=ChunkState.WRITING, changed_at=now), [row[0] for row in put])
-    is_stored, is_put = (frozenset(Digest.from_bytes(row[1]) for row in rows) for rows in (stored, put))
-    return Acquired(is_stored, is_put, frozenset(sizes) - is_stored - is_put)  # a row may have gone before the lock
+    rows = {Digest.from_bytes(row[1]): row for row in _locked(connection, {*sizes, *durable})}
+    written = [rows[one] for one in durable if one in rows and rows[one][2] == ChunkState.WRITING]
+    _execute_in(connection, _STORE, [row[0] for row in written])
+    put: list[_Locked] = []
+    stored: list[_Locked] = []
+    for digest in sizes.keys() & rows.keys():  # a row may have gone before the lock
+        row = rows[digest]
+        if row[2] == ChunkState.STORED or (digest in durable and row[2] == ChunkState.WRITING):
+            stored.append(row)
+        elif row[2] == ChunkState.WRITING or row[5] <= now - DELETE_SECONDS:  # leaving, and its collection died
+            put.append(row)
+    _refer(connection, set_id, sorted(row[0] for row in (*stored, *put)))
+    older = [row[0] for row in put if row[2:6:3] != (ChunkState.WRITING, now)]
+    _execute_in(connection, update(ChunkRow).where(_CHUNKS).values(state=ChunkState.WRITING, changed_at=now), older)
+    is_stored, is_put = (frozenset(Digest.from_bytes(row[1]) for row in some) for some in (stored, put))
+    repaired = {Digest.from_bytes(row[1]): row[4] for row in written if row[4] is not None}
+    return Acquired(is_stored, is_put, frozenset(sizes) - is_stored - is_put, repaired)
 
 
 def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict[Digest, int]:
@@ -195,18 +225,6 @@ def hold(connection: Connection, set_id: int, digests: Iterable[Digest]) -> dict
     known = [row for row in _locked(connection, digests) if row[2] == ChunkState.STORED]
     _refer(connection, set_id, [row[0] for row in known])
     return {Digest.from_bytes(raw): size for _, raw, _, size, *_ in known}
-
-
-def mark_stored(connection: Connection, set_id: int, digests: Collection[Digest]) -> dict[Digest, str]:
-    """Record that the objects of these chunks, which the set acquired, are durable and right.
-
-    Returns what was wrong with the chunks that were damaged. Raises ``SetEndedError``: the objects may be gone again.
-    """
-    _check_filling(connection, set_id)
-    written = [row for row in _locked(connection, digests) if row[2] == ChunkState.WRITING]
-    statement = update(ChunkRow).values(state=ChunkState.STORED, damage=None)
-    _execute_in(connection, statement, [row[0] for row in written])
-    return {Digest.from_bytes(row[1]): row[4] for row in written if row[4] is not None}
 
 
 def mark_damaged(connection: Connection, digest: Digest, reason: str, now: float) -> bool:
@@ -226,21 +244,40 @@ def _new_row(digest: Digest, size: int, now: float) -> dict[str, object]:
 _Locked = tuple[int, bytes, str, int, str | None, float]  # id, raw digest, state, size, damage and time of change
 
 
+_COLUMNS: Final = (
+    ChunkRow.id,
+    ChunkRow.digest,
+    ChunkRow.state,
+    ChunkRow.size,
+    ChunkRow.damage,
+    ChunkRow.changed_at,
+)
+_LOCKED: Final = select(*_COLUMNS).order_by(ChunkRow.id).with_for_update()
+_LOCKED_BY_ID: Final = _LOCKED.where(_CHUNKS)
+_LOCKED_BY_DIGEST: Final = _LOCKED.where(ChunkRow.digest.in_(bindparam("digests", expanding=True)))
+
+
 def _locked(connection: Connection, digests: Iterable[Digest]) -> list[_Locked]:
+    wanted = [digest.to_bytes() for digest in set(digests)]
+    if len(wanted) <= AT_ONCE:
+        return _rows(connection, _LOCKED_BY_DIGEST, {"digests": wanted}) if wanted else []
     ids: list[int] = []
-    for some in batches([digest.to_bytes() for digest in set(digests)], AT_ONCE):
+    for some in batches(wanted, AT_ONCE):
         ids += connection.execute(select(ChunkRow.id).where(ChunkRow.digest.in_(some))).scalars()
     return _lock(connection, ids)
 
 
 def _lock(connection: Connection, ids: Collection[int]) -> list[_Locked]:
-    columns = ChunkRow.id, ChunkRow.digest, ChunkRow.state, ChunkRow.size, ChunkRow.damage, ChunkRow.changed_at
-    query = select(*columns).order_by(ChunkRow.id).with_for_update()
     locked: list[_Locked] = []
     for some in batches(sorted(ids), AT_ONCE):
-        found = connection.execute(query.where(ChunkRow.id.in_(some)))
-        locked += [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in found]
+        locked += _rows(connection, _LOCKED_BY_ID, {"chunk_ids": some})
     return locked
+
+
+def _rows(
+    connection: Connection, query: Select[int, bytes, str, int, str | None, float], given: Mapping[str, object]
+) -> list[_Locked]:
+    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in connection.execute(query, given)]
 
 
 def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> None:
@@ -252,7 +289,7 @@ def _refer(connection: Connection, set_id: int, chunk_ids: Sequence[int]) -> Non
     for some in batches(chunk_ids, AT_ONCE):
         rows = [{"set_id": set_id, "chunk_id": chunk} for chunk in some]
         added = list(connection.execute(new.returning(SetChunkRow.chunk_id), rows).scalars())
-        _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs + 1), added)
+        _execute_in(connection, _REFER, added)
 
 
 def keep_only(connection: Connection, set_id: int, digests: Collection[Digest], now: float) -> None:
@@ -297,7 +334,7 @@ def _let_go(connection: Connection, set_id: int, chunk_ids: Sequence[int], at: f
     taken = list(connection.execute(gone.returning(SetChunkRow.chunk_id)).scalars())
     may_come = and_(ChunkRow.state == ChunkState.WRITING, ChunkRow.changed_at > at)  # a PUT is under way since then
     last = case((or_(ChunkRow.refs > 1, may_come), ChunkRow.changed_at), else_=at)
-    _execute_in(connection, update(ChunkRow).values(refs=ChunkRow.refs - 1, changed_at=last), taken)
+    _execute_in(connection, update(ChunkRow).where(_CHUNKS).values(refs=ChunkRow.refs - 1, changed_at=last), taken)
 
 
 def collect(connection: Connection, grace_seconds: float, now: float, limit: int = AT_ONCE) -> list[StoredChunk]:
@@ -312,7 +349,7 @@ def collect(connection: Connection, grace_seconds: float, now: float, limit: int
     locked = query.order_by(ChunkRow.changed_at).limit(limit).with_for_update(skip_locked=True)
     found = connection.execute(locked).all()
     ids = [row[0] for row in found]
-    _execute_in(connection, update(ChunkRow).values(state=ChunkState.LEAVING, changed_at=now), ids)
+    _execute_in(connection, update(ChunkRow).where(_CHUNKS).values(state=ChunkState.LEAVING, changed_at=now), ids)
     return [StoredChunk(row[0], Digest.from_bytes(row[1]), row[2]) for row in found]
 
 
@@ -334,7 +371,7 @@ def forget(connection: Connection, chunks: Iterable[StoredChunk], let_go_at: flo
     ids = [chunk.id for chunk in chunks]
     _lock(connection, ids)
     is_own = ChunkRow.state == ChunkState.LEAVING, ChunkRow.changed_at == let_go_at
-    _execute_in(connection, delete(ChunkRow).where(*is_own), ids)
+    _execute_in(connection, delete(ChunkRow).where(_CHUNKS, *is_own), ids)
 
 
 def end_deletions(connection: Connection) -> None:
@@ -422,7 +459,7 @@ def _insert(connection: Connection, table: type[ChunkRow | ChunkSetRow | SetChun
 
 def _execute_in(connection: Connection, statement: Update | Delete, chunk_ids: Sequence[int]) -> None:
     for some in batches(list(chunk_ids), AT_ONCE):
-        connection.execute(statement.where(ChunkRow.id.in_(some)))
+        connection.execute(statement, {"chunk_ids": some})
 
 
 def _count(result: CursorResult[tuple[object, ...]]) -> int:

@@ -7,7 +7,7 @@ mirrors at work.
 
 import secrets
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Row, exists, func, or_, select
 
 from bdn.core.chunk import Digest
 from bdn.mirror.db import chunks, events, manifests, origins
-from bdn.mirror.db.chunks import ChunkState, StoredChunk
+from bdn.mirror.db.chunks import Acquired, ChunkState, StoredChunk
 from bdn.mirror.db.database import ReadSession, WriteSession, batches
 from bdn.mirror.db.tables import ChunkRow, EventRow, FactRow, ManifestRow, QuarantinedFileRow, SetChunkRow
 
@@ -42,10 +42,14 @@ async def mark(session: WriteSession, digest: Digest, chunk_id: int, reason: str
     return True
 
 
-async def mark_stored(session: WriteSession, set_id: int, digests: Collection[Digest], now: float) -> None:
-    """``chunks.mark_stored``, and record a repair for each chunk that was damaged."""
-    for digest, reason in (await chunks.of(session, chunks.mark_stored, set_id, digests)).items():
+async def acquire(
+    session: WriteSession, set_id: int, sizes: Mapping[Digest, int], now: float, durable: Collection[Digest]
+) -> Acquired:
+    """``chunks.acquire``, and record a repair for each durable chunk that was damaged."""
+    found = await chunks.of(session, chunks.acquire, set_id, sizes, now, durable)
+    for digest, reason in found.repaired.items():
         await _record(session, "repaired", digest, reason, now)
+    return found
 
 
 async def reasons(session: ReadSession, digests: Collection[Digest] | None = None) -> dict[Digest, str]:

@@ -127,6 +127,10 @@ class Database:
 
             self._engine = open_postgres(url, statement_seconds=STATEMENT_SECONDS)
             self._patient = open_postgres(url, statement_seconds=PATIENT_SECONDS)
+        self._writes, self._patient_writes = (
+            async_sessionmaker(engine.execution_options(bdn_write=True), expire_on_commit=False)
+            for engine in (self._engine, self._patient)
+        )
         # SQLite has one writer. Waiting for it here is fair and cheap; waiting in SQLite is polling.
         self._sqlite_writer = asyncio.Lock()
         self._waiting_since: float | None = None  # for SQLite's lock, which another process holds
@@ -159,14 +163,14 @@ class Database:
     @asynccontextmanager
     async def write(self, *, patient: bool = False) -> AsyncIterator[WriteSession]:
         """One transaction: committed when the block ends, rolled back when it raises. ``patient`` as in ``read``."""
-        engine = (self._patient if patient else self._engine).execution_options(bdn_write=True)
+        sessions = self._patient_writes if patient else self._writes
         told: Collection[str] = ()
         try:
             with mapped_errors():
                 async with (
                     self._sqlite_turn() if self._is_sqlite else nullcontext(),
                     # Its exit is not canceled, unlike the exit of ``session.begin()``.
-                    async_sessionmaker(engine, expire_on_commit=False).begin() as session,
+                    sessions.begin() as session,
                 ):
                     if self._is_sqlite:
                         await self._take_sqlite_lock(session)

@@ -313,6 +313,17 @@ async def ready_from(session: ReadSession, organisation: str, source: str) -> li
     return await _ready(session, organisation, MirrorSourceRow.source == source)
 
 
+async def ready_at(
+    session: ReadSession, organisation: str, team: str | None, repository: str, commit: str
+) -> list[MirrorSourceRow]:
+    """The READY sources of this commit of a repository, whatever revision and patterns were requested, newest first."""
+    name = MirrorSourceRow.source
+    is_repository = or_(name == repository, name.startswith(f"{repository}@", autoescape=True))
+    is_team = true() if team is None else MirrorRow.team == team
+    wanted = and_(is_repository, MirrorSourceRow.resolved_revision == commit, is_team)
+    return await _ready(session, organisation, wanted)
+
+
 async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[bool]) -> list[MirrorSourceRow]:
     query = (
         select(MirrorSourceRow)
@@ -363,8 +374,8 @@ async def prune(session: WriteSession, before: float) -> int:
         .with_for_update(skip_locked=True)  # another process deletes these now
     )
     going = list((await session.execute(old)).scalars())
-    listed = select(MirrorSourceRow.mirror_id, MirrorSourceRow.position).where(MirrorSourceRow.listing.is_not(None))
-    owners = [listing_owner(*row) async for row in select_in(session, listed, MirrorSourceRow.mirror_id, going)]
+    sources = select(MirrorSourceRow.mirror_id, MirrorSourceRow.position)
+    owners = [listing_owner(*row) async for row in select_in(session, sources, MirrorSourceRow.mirror_id, going)]
     await chunks.of(session, chunks.end_kept, owners, chunks.NO_GRACE)
     for table in (MirrorSourceRow.mirror_id, MirrorRow.id):
         await delete_in(session, table, going)
@@ -512,6 +523,19 @@ async def take_listing(session: WriteSession, source: MirrorSourceRow, mirror_id
     await chunks.of(session, chunks.change_owner, *owners)
     await update_source(session, mirror_id, position, listing=source.listing)
     await update_source(session, source.mirror_id, source.position, listing=None)
+
+
+async def replace_listing(session: WriteSession, mirror_id: str, position: int, listing: str) -> bool:
+    """Give a source the listing in the set that its ``listing_owner`` fills, in place of an earlier one.
+
+    Returns False if the source is gone. Raises ``SetEndedError``: likewise, or another request was faster.
+    """
+    found = await session.get(MirrorSourceRow, (mirror_id, position), with_for_update=True)
+    if found is None:
+        return False
+    await chunks.of(session, chunks.replace_of, listing_owner(mirror_id, position))
+    found.listing = listing
+    return True
 
 
 async def newest_ready(

@@ -131,7 +131,6 @@ async def read(session: ReadSession, job: str, *, has_request: bool = True) -> T
 
 
 async def lock(session: WriteSession, job: str, *, has_request: bool = True) -> TrainingJobRow | None:
-    """As ``read``, locked until commit."""
     query = _one(job, has_request).with_for_update()
     return (await session.execute(query.execution_options(populate_existing=True))).scalar()
 

@@ -18,7 +18,7 @@ from bdn.mirror.db import identities
 from bdn.mirror.db.identities import Known
 from bdn.mirror.db.waiting import SingleFlight
 from bdn.mirror.ingest.copier import ChunkLostError, Copier
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Unit
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
@@ -40,7 +40,7 @@ class CopyMissing:
 
     copier: Copier
     copies: SingleFlight[str, Known]
-    progress: Progress
+    progress: CopyProgress
     writer: SetWriter
     source: Source
     name: str
@@ -153,9 +153,11 @@ class CopyMissing:
         try:
             self.progress.begin_file(unit.key, unit.size, half)
             located = LocatedFile(self.name, self.source, file)
-            return await self.copier.copy(
-                located, half.chunks if half else {}, self.writer.put, stored, self._under_way
-            )
+            stored_before = half.chunks if half else {}
+            try:
+                return await self.copier.copy(located, stored_before, self.writer.put_early, stored, self._under_way)
+            finally:
+                await self.writer.settle()
         except SourceChangedError:
             await self.progress.drop(unit.key)  # its chunks are not parts of the right file
             raise

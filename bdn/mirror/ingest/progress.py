@@ -1,4 +1,4 @@
-"""Progress of running mirrors, written to the database in batches."""
+"""CopyProgress of running mirrors, written to the database in batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SourceCounters:
 
 
 @dataclass
-class Progress:
+class CopyProgress:
     """Collects on the event loop and writes in batches: a killed worker loses only the last batch.
 
     Everything reported here is already durable in the store. ``mirror_id`` is None for a repair. With ``has_strays``,

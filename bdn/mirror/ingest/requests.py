@@ -13,18 +13,19 @@ from sqlalchemy.exc import IntegrityError
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import LimitExceededError
 from bdn.core.source.upstream import Source
-from bdn.core.source.uri import HuggingFaceUri, WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource
 from bdn.mirror.db import manifests, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
 from bdn.mirror.db.recall import is_alike
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.db.waiting import SharedRead, SharedReads
-from bdn.mirror.ingest.progress import Progress
+from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Surveyor
+from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
-from bdn.wire.mirror_schema import RECORDED, TERMINAL, Mirror, MirrorSource, Plan, PlannedSource, body_from
+from bdn.wire.mirror_schema import RECORDED, TERMINAL, HubFile, Mirror, MirrorSource, Plan, PlannedSource, body_from
 
 _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time between two reads of a waiter
 
@@ -54,7 +55,7 @@ class MirrorRequests:
     surveyor: Surveyor
     signer: GrantSigner
     grant_seconds: int
-    at_work: Mapping[str, Progress]
+    at_work: Mapping[str, CopyProgress]
     watched: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, _OLD_SECONDS))
     asked: SharedReads[Question, Mirror] = field(default_factory=partial(SharedReads, 0.0))
 
@@ -128,6 +129,20 @@ class MirrorRequests:
             rows = await mirrors.published_as(session, organisation, manifest)
         return any(is_alike(row.request, wanted) for row in rows)
 
+    @property
+    def trees(self) -> CommitTrees:
+        return CommitTrees(self.database, self.surveyor)
+
+    async def tree(self, source: SourceUri, organisation: str, *, is_held: bool) -> list[HubFile]:
+        """All files of a mirrored commit, see ``CommitTrees.page``."""
+        files: list[HubFile] = []
+        cursor: str | None = "0"
+        while cursor is not None:
+            page = await self.trees.page(source, organisation, None, int(cursor), is_held=is_held)
+            files += page.items
+            cursor = page.next_cursor
+        return files
+
     async def plan(self, sources: Sequence[WeightsSource], organisation: str, team: str | None = None) -> Plan:
         """What mirroring the sources would do now. Writes nothing."""
         self._check_grant(sources, organisation, team)
@@ -138,7 +153,7 @@ class MirrorRequests:
                 survey = await self._survey(wanted, source, organisation)
             planned.append(_planned(wanted, survey, counted))
             if len(planned) < len(sources):  # the last source's keys, which may be a million, are not needed
-                counted.update(unit.key for unit in survey.missing())
+                counted |= survey.lacking.keys()
         return Plan(
             sources=planned,
             files=sum(source.files for source in planned),
@@ -302,8 +317,7 @@ def _source_of(row: MirrorSourceRow) -> MirrorSource:
 
 def _planned(wanted: WeightsSource, survey: Survey, counted: set[str]) -> PlannedSource:
     """One source's part of the plan. Bytes of an earlier source of the same request are not counted again."""
-    again = (unit for unit in survey.missing() if unit.key in counted) if counted else ()
-    missing = survey.bytes_missing - sum(map(survey.bytes_missing_of, again))
+    missing = sum(size for key, size in survey.lacking.items() if key not in counted)
     return PlannedSource(
         source=str(wanted.source),
         mount_location=wanted.mount_location,

@@ -45,5 +45,5 @@ def _look(survey: Survey) -> tuple[dict[str, Digest | None], Tree]:
         found[file.path] = digest
         if digest is not None:
             sizes[digest] = file.size
-    unknown = sum(survey.bytes_fetched_of(unit) if unit.is_slab else unit.size for unit in survey.missing())
+    unknown = sum(map(survey.bytes_fetched_of, survey.missing()))
     return found, Tree(survey.bytes_total, sizes, unknown)

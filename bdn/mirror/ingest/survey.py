@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from bdn.core.chunk import (
     Digest,
@@ -24,7 +24,7 @@ from bdn.core.chunk import (
     tree_problems,
 )
 from bdn.core.errors import InvalidSourceError, LimitExceededError, NoFilesMatchedError
-from bdn.core.listing import listed_in, listing_pages
+from bdn.core.listing import ListingRoot, listed_in
 from bdn.core.manifest import Cutter, PlacedFile, empty_file, files_of, is_small, large_file, slab_cutter
 from bdn.core.source.upstream import Identity, Listing, Resolution, Source, UpstreamFile
 from bdn.core.source.uri import (
@@ -87,14 +87,21 @@ class Survey:
     """What a source contains now, in path order, and what of it the store has.
 
     ``known`` are units of which the store has all or, of a large file, some chunks; copied units are added to it.
+    ``lacking`` are the bytes to be read from the upstream of each other unit, by its key.
+    ``tree`` are all files of a hub's commit, selected or not; None if only a part was listed, and for other sources.
     """
 
     resolution: Resolution
     files: Listing
     known: dict[str, Known]
     warnings: tuple[str, ...]
+    lacking: dict[str, int]
     prior: Mapping[str, FileLayout] = field(default_factory=dict)  # earlier layouts, by the keys of files' identities
-    bytes_missing: int = 0  # to be read from the upstream
+    tree: Listing | None = None
+
+    @property
+    def bytes_missing(self) -> int:
+        return sum(self.lacking.values())
 
     @property
     def bytes_total(self) -> int:
@@ -103,7 +110,7 @@ class Survey:
     def missing(self) -> Iterator[Unit]:
         """The units to be copied; of several with one key, the first."""
         seen = set[str]()
-        for unit in units_of(self.files):
+        for unit in units_of(self.files) if self.lacking else ():
             if unit.key not in seen and not self._is_whole(unit.key):
                 seen.add(unit.key)
                 yield unit
@@ -114,13 +121,16 @@ class Survey:
 
     def bytes_missing_of(self, unit: Unit) -> int:
         """The bytes of a unit to be read from the upstream."""
-        if unit.is_slab:
-            return 0 if self._is_whole(unit.key) else self.bytes_fetched_of(unit)
-        return unit.size - stored_bytes(self.known.get(unit.key), unit.size)
+        if self._is_whole(unit.key):
+            return 0
+        stored = 0 if unit.is_slab else stored_bytes(self.known.get(unit.key), unit.size)
+        return self.bytes_fetched_of(unit) - stored
 
-    def bytes_fetched_of(self, slab: Unit) -> int:
-        """The bytes of a slab's files that the store does not have."""
-        return sum(file.size for file in slab.files if file.identity.key not in self.prior)
+    def bytes_fetched_of(self, unit: Unit) -> int:
+        """The bytes to be read of a unit that the store does not have; of a slab, those of files that it has not."""
+        if not unit.is_slab:
+            return unit.size
+        return sum(file.size for file in unit.files if file.identity.key not in self.prior)
 
     def contents(self) -> Iterator[tuple[UpstreamFile, Digest | None]]:
         """Every file that is not empty, and its digest if the store knows it; in no order."""
@@ -195,6 +205,15 @@ def units_before(unit: Unit, prior: Mapping[str, FileLayout]) -> Known | None:
     return Known(unit.key, size, slab, bytes(raw), is_slab=True) if whole else None
 
 
+class _Question(NamedTuple):
+    """Whether the store has a unit: as it was ``before``, or by its identity. ``size``: bytes to read if it has not."""
+
+    key: str
+    size: int
+    is_slab: bool
+    before: Known | None = None
+
+
 @dataclass(frozen=True)
 class Surveyor:
     database: Database
@@ -215,7 +234,7 @@ class Surveyor:
         The bucket's name alone decides: one bucket may have several endpoints, and on some servers also ``gs://`` and
         ``s3://`` addresses.
         """
-        if not isinstance(uri, BucketUri) or uri.scheme == "azure":  # where no store can be
+        if not isinstance(uri, BucketUri) or uri.scheme in ("azure", "hf"):  # where no store can be
             return
         if self.bucket is None or uri.bucket.lower() != self.bucket.bucket.lower():
             return
@@ -271,21 +290,36 @@ class Surveyor:
         """
         resolution = resolution or await source.resolve()
         selected = await Selector(self.limit_files, self.limit_bytes).select(wanted, source, resolution)
-        survey = Survey(resolution, await asyncio.to_thread(_by_path, selected.files), {}, selected.warnings)
-        units = ((unit.key, None) for unit in units_of(survey.files))
+        files = await asyncio.to_thread(_by_path, selected.files)
+        tree = files if selected.tree is selected.files else selected.tree
+        if tree is not None:
+            tree = await asyncio.to_thread(_by_path, tree)
+        survey = Survey(resolution, files, {}, selected.warnings, {}, tree=tree)
+        units = (_Question(unit.key, unit.size, unit.is_slab) for unit in units_of(survey.files))
         await self._look(units, survey, hold or self._stored)
         most = _MOST_BEFORE
         if isinstance(source, CheckpointSource):  # its bytes exist nowhere else
             before, most = source.placed, self.limit_files
-        if before is not None and (keys := await asyncio.to_thread(_keys_of, survey.missing(), most)):
-            prior = await before(keys)
-            slabs = {layout.slice.slab for layout in prior.values() if layout.slice is not None}
-            lost = slabs.difference(await self._stored(slabs))
-            prior = {key: one for key, one in prior.items() if one.slice is None or one.slice.slab not in lost}
-            survey = replace(survey, prior=prior)
-            again = ((unit.key, units_before(unit, prior)) for unit in survey.missing())
-            await self._look(again, survey, hold or self._stored)
-        return replace(survey, bytes_missing=await asyncio.to_thread(_missing_of, survey))
+        if before is None or not survey.lacking:
+            return survey
+        keys = await asyncio.to_thread(_keys_of, survey.missing(), most)
+        if not keys or not (prior := await before(keys)):
+            return survey
+        slabs = {layout.slice.slab for layout in prior.values() if layout.slice is not None}
+        lost = slabs.difference(await self._stored(slabs))
+        prior = {key: one for key, one in prior.items() if one.slice is None or one.slice.slab not in lost}
+        survey = replace(survey, prior=prior)
+        again = (
+            _Question(unit.key, survey.bytes_fetched_of(unit), unit.is_slab, units_before(unit, prior))
+            for unit in survey.missing()
+        )
+        await self._look(again, survey, hold or self._stored)
+        return survey
+
+    async def tree(self, wanted: WeightsSource, source: Source, resolution: Resolution) -> Listing:
+        """All files of an open source, in path order."""
+        listed = await Selector(self.limit_files, self.limit_bytes).everything(wanted, source, resolution)
+        return await asyncio.to_thread(_by_path, listed)
 
     async def before(
         self, wanted: WeightsSource, organisation: str, keys: AbstractSet[str]
@@ -307,16 +341,22 @@ class Surveyor:
             )
             return {}
 
-    async def _look(self, units: Iterator[tuple[str, Known | None]], survey: Survey, hold: Hold) -> None:
-        """Find out which units are known and stored. With None, a unit is found by its identity."""
+    async def _look(self, units: Iterator[_Question], survey: Survey, hold: Hold) -> None:
+        """Find out which units are known and stored."""
         while some := await asyncio.to_thread(lambda: list(islice(units, _UNITS_AT_ONCE))):
-            found = {key: before for key, before in some if before is not None}
+            found = {unit.key: unit.before for unit in some if unit.before is not None}
             async with self.database.read() as session:
-                found |= await identities.find(session, [key for key, _ in some if key not in found])
+                found |= await identities.find(session, [unit.key for unit in some if unit.key not in found])
             chunks = {chunk for one in found.values() for chunk in one.chunks.values()}
             missing = chunks.difference(await hold(chunks))
             known = {key: one.without(missing) for key, one in found.items()}
             survey.known.update((key, one) for key, one in known.items() if one is not None)
+            for unit in some:
+                one = survey.known.get(unit.key)
+                if one is not None and one.digest is not None:
+                    survey.lacking.pop(unit.key, None)
+                else:
+                    survey.lacking[unit.key] = unit.size - (0 if unit.is_slab else stored_bytes(one, unit.size))
 
     async def _stored(self, digests: Collection[Digest]) -> Collection[Digest]:
         async with self.database.read() as session:
@@ -330,15 +370,11 @@ def _layouts_by_key(
 
     Raises ``DocumentDamagedError``, ``MalformedDocumentError``.
     """
-    pages = (manifests.document(store, page) for page in listing_pages(manifests.document(store, listing)))
+    pages = (manifests.document(store, page) for page in ListingRoot.parse(manifests.document(store, listing)).pages)
     wanted = {one.path: one.key for one in listed_in(pages) if one.key in keys}
     root = manifests.root_of(store, manifest)
     files = files_of(manifests.document(store, page.digest) for page in root.pages)
     return {wanted[file.path]: file.layout for file in files if file.path in wanted}
-
-
-def _missing_of(survey: Survey) -> int:
-    return sum(map(survey.bytes_missing_of, survey.missing()))
 
 
 def _keys_of(units: Iterable[Unit], most: int) -> set[str]:
@@ -369,10 +405,14 @@ _MOST_PROBLEMS: Final = 10  # named in one error
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The wanted files, in the order of the listing, and a warning for each pattern that matched nothing."""
+    """The wanted files, in the order of the listing, and a warning for each pattern that matched nothing.
+
+    ``tree`` as in ``Survey``.
+    """
 
     files: Listing
     warnings: tuple[str, ...]
+    tree: Listing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +435,7 @@ class Selector:
         # that exceeds the limit and something was selected.
         if not selected.files or selected.warnings:
             try:
-                listed = await self._list(wanted, source, resolution, _EVERYTHING)
+                listed = await self.everything(wanted, source, resolution)
             except LimitExceededError:
                 if not selected.files:
                     raise
@@ -403,8 +443,13 @@ class Selector:
                 selected = await asyncio.to_thread(_select, wanted, listed)
                 if not selected.files:
                     raise await asyncio.to_thread(_nothing_matched, wanted, [file.path for file in listed])
+                if isinstance(wanted.source, HuggingFaceUri):
+                    selected = replace(selected, tree=listed)
         await asyncio.to_thread(self._check, wanted, selected.files)
         return selected
+
+    async def everything(self, wanted: WeightsSource, source: Source, resolution: Resolution) -> Listing:
+        return await self._list(wanted, source, resolution, _EVERYTHING)
 
     async def _list(
         self, wanted: WeightsSource, source: Source, resolution: Resolution, within: Sequence[str]

@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from bdn.core.errors import (
 from bdn.core.listing import ListingWriter
 from bdn.core.manifest import Root
 from bdn.core.pace.retry import Outage
-from bdn.core.source.upstream import Resolution, Source
+from bdn.core.source.upstream import Resolution, Source, UpstreamFile
 from bdn.core.source.uri import CheckpointUri, WeightsSource
 from bdn.core.store import organisation_of, reader_of, team_of
 from bdn.mirror.chunks.writer import SetWriter, put_manifest
@@ -40,7 +40,7 @@ from bdn.mirror.db.tables import MirrorRow, MirrorSourceRow
 from bdn.mirror.db.waiting import NEW_WORK, SingleFlight, cancel_topic, in_background
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.copy_missing import CopyMissing
-from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
+from bdn.mirror.ingest.progress import ClaimLostError, CopyProgress, SourceCounters
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.upstream.checkpoints import pinned
@@ -67,7 +67,7 @@ class Worker:
     ingest: Ingest
     jobs: int
     on_transferred: Callable[[int], None]
-    at_work: dict[str, Progress]  # by mirror; callers in this process read progress here
+    at_work: dict[str, CopyProgress]  # by mirror; callers in this process read progress here
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
     _claims: Iterator[int] = field(default_factory=itertools.count)
 
@@ -136,7 +136,7 @@ class Worker:
             )
 
     async def _work(self, mirror_id: str, claimant: str) -> None:
-        progress = self.at_work[mirror_id] = Progress(self.database, mirror_id, claimant, self.on_transferred)
+        progress = self.at_work[mirror_id] = CopyProgress(self.database, mirror_id, claimant, self.on_transferred)
         with self._surviving(mirror_id):
             try:
                 async with self.database.read() as session:
@@ -154,7 +154,7 @@ class Worker:
                     del self.at_work[mirror_id]
                 self.database.watch.notify(mirror_id)  # nothing is under way any more
 
-    async def _run(self, mirror: MirrorState, progress: Progress) -> None:
+    async def _run(self, mirror: MirrorState, progress: CopyProgress) -> None:
         row = mirror.row
         failure: BdnError | None = None
         try:
@@ -205,7 +205,7 @@ class Worker:
             await cancel.changed(changes, RENEW_SECONDS)
 
     @staticmethod
-    async def _flush(progress: Progress) -> None:
+    async def _flush(progress: CopyProgress) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             await progress.flush()
@@ -227,7 +227,7 @@ class Ingest:
     room: RoomForSources
     _copies: SingleFlight[str, Known] = field(default_factory=SingleFlight)
 
-    async def run(self, mirror: MirrorState, progress: Progress) -> None:
+    async def run(self, mirror: MirrorState, progress: CopyProgress) -> None:
         """Work on all sources that are not READY; a source's failure does not stop other sources.
 
         Raises:
@@ -263,7 +263,7 @@ class Ingest:
         if failures:
             raise failures[min(failures)]
 
-    async def _waiting_for_the_store(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
+    async def _waiting_for_the_store(self, mirror: MirrorRow, row: MirrorSourceRow, progress: CopyProgress) -> None:
         """Copy a source, and retry while the store is away, as long as for upstreams.
 
         Stored chunks are not fetched again.
@@ -286,7 +286,7 @@ class Ingest:
             await progress.flush()  # the next attempt starts from the counts in the database
             await retries.wait_out(failure, outage, began)
 
-    async def _source(self, mirror: MirrorRow, row: MirrorSourceRow, progress: Progress) -> None:
+    async def _source(self, mirror: MirrorRow, row: MirrorSourceRow, progress: CopyProgress) -> None:
         organisation, team = mirror.organisation, mirror.team or None
         reader = reader_of(organisation, team)
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
@@ -327,7 +327,7 @@ class Ingest:
         Manifests that refer to these chunks have them again. Raises ``BdnError``.
         """
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
-        progress = Progress(self.database, None, "", lambda _: None, {0: SourceCounters()})
+        progress = CopyProgress(self.database, None, "", lambda _: None, {0: SourceCounters()})
         async with self.surveyor.open(wanted, organisation, _REPAIR, row.resolved_revision, team) as source:
             survey = await self.surveyor.survey(wanted, source, None, writer.hold)
             copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, 0, survey)
@@ -339,17 +339,18 @@ class Ingest:
         async with self.database.write() as session:
             set_id = await chunks.of(session, chunks.begin, listing_owner(row.mirror_id, row.position))
         writer = SetWriter(self.database, self.copier.store, set_id, organisation)
-        return await asyncio.to_thread(_write_listing, survey, writer)
+        files, is_whole = (survey.files, False) if survey.tree is None else (survey.tree, True)
+        return await asyncio.to_thread(write_listing, files, writer, is_whole=is_whole)
 
     async def _copy(
-        self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: Progress
+        self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: CopyProgress
     ) -> None:
         copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, row.position, survey)
         await copying.run()
         await progress.flush()
 
     async def _reuse_published(
-        self, reader: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: Progress
+        self, reader: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: CopyProgress
     ) -> bool:
         """Whether this commit was published before.
 
@@ -391,7 +392,7 @@ class Ingest:
             await events.record(session, self.database.now(), [event])
         return True
 
-    async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: Progress) -> None:
+    async def _announce(self, row: MirrorSourceRow, survey: Survey, progress: CopyProgress) -> None:
         """Write the totals, before the first byte. What an earlier attempt transferred is not counted as reused again."""
         counters = progress.counters[row.position]
         counters.reused = max(0, survey.bytes_total - counters.transferred - survey.bytes_missing)
@@ -418,7 +419,7 @@ class Ingest:
         writer: SetWriter,
         root: Root,
         listing: Digest,
-        progress: Progress,
+        progress: CopyProgress,
         revision: str | None,
     ) -> None:
         name, organisation = root.digest.hex, organisation_of(reader)
@@ -449,9 +450,10 @@ class Ingest:
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(root.digest)})
 
 
-def _write_listing(survey: Survey, writer: SetWriter) -> Digest:
-    listing = ListingWriter()
-    for file in survey.files:
+def write_listing(files: Iterable[UpstreamFile], writer: SetWriter, *, is_whole: bool) -> Digest:
+    """Put a listing of files in path order. Blocking."""
+    listing = ListingWriter(is_whole=is_whole)
+    for file in files:
         for page in listing.add(file):
             writer.put(page.digest, page.content)
     for document in listing.finish():

@@ -37,7 +37,7 @@ _MOST_PARTS: Final = UPLOAD_BYTES // CHUNK_SIZE
 
 
 class UploadRefusedError(InvalidRequestError):
-    message = "the upload {key!r} {problem}"
+    template = "the upload {key!r} {problem}"
     key: str
 
 

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class MissingSecretsError(SecretNotFoundError):
     """Secrets that an organisation has not set. The operator's own secrets are not for jobs."""
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return (
             f"the organisation has no secret {self.secret_name}: set it with 'bdn-admin secrets set NAME'; secrets in the mirror's "
             "environment and in BDN_SECRETS_DIR are for sources alone"

@@ -44,7 +44,7 @@ class WrongStateError(InUseError):
 
     remedy: str
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
         return f"{self.what} is {' and '.join(self.holders)}: {self.remedy}"
 
 
@@ -208,7 +208,9 @@ class TrainingJobs:
         return job_document(JobState(row, state.project))
 
     async def remove(self, caller: Caller, project: str, job: str) -> DeletedJob:
-        """Delete a job that has ended, with its log, archive and checkpoints. What was mirrored from these stays.
+        """Delete a job that has ended, with its log, archive and checkpoints, and its copies of those it loaded.
+
+        What was mirrored from its checkpoints stays, as do its weights.
 
         Raises ``WrongStateError`` while it has not ended.
         """

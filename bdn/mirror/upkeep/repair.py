@@ -198,7 +198,7 @@ class Repair:
         try:
             if await asyncio.to_thread(self.store.fault, damage.digest) is None:
                 async with self.database.write() as session:
-                    await damaged.mark_stored(session, writer.set_id, [damage.digest], self.clock())
+                    await damaged.acquire(session, writer.set_id, {}, self.clock(), [damage.digest])
             elif (content := await self.agents.fetch(damage, attempt)) is not None:
                 await asyncio.to_thread(writer.put, damage.digest, content)
             else:

@@ -24,6 +24,7 @@ import httpcore2
 import httpx2
 from huggingface_hub import get_session, hf_raise_for_status, set_client_factory
 from huggingface_hub.errors import (
+    BucketNotFoundError,
     DisabledRepoError,
     GatedRepoError,
     HfHubHTTPError,
@@ -46,7 +47,7 @@ from bdn.core.errors import (
     UpstreamRateLimitedError,
     UpstreamUnavailableError,
 )
-from bdn.core.source.uri import HuggingFaceUri
+from bdn.core.source.uri import BucketUri, HuggingFaceUri
 from bdn.net.http1.pool import resolve
 from bdn.net.unreachable import unreachable
 from bdn.wire.http_fields import parse_retry_after
@@ -239,8 +240,8 @@ _HIDDEN: Final = f"Check the spelling of its name first. If it is private, {_SIG
 _GATED: Final = f"Accept its terms on the hub with your account, and then {_SIGN_IN}"
 
 
-def translate(error: Exception, uri: HuggingFaceUri, path: str, *, anonymous: bool) -> BdnError:
-    """Map one of ``SDK_ERRORS``, raised by a request for ``path`` (empty: for the repository), to our error."""
+def translate(error: Exception, uri: HuggingFaceUri | BucketUri, path: str, *, anonymous: bool) -> BdnError:
+    """Map one of ``SDK_ERRORS``, raised by a request for ``path`` (empty: for the whole source), to our error."""
     source = str(uri)
     match error:
         # Subclasses first: in the SDK, a gated repository is also a repository not found.
@@ -248,7 +249,7 @@ def translate(error: Exception, uri: HuggingFaceUri, path: str, *, anonymous: bo
             return AuthRequiredError(source, "it is gated", _GATED) if anonymous else GatedSourceError(source)
         case DisabledRepoError():
             return SourceNotFoundError(source, "the hub has disabled it")
-        case HubRevisionNotFoundError():
+        case HubRevisionNotFoundError() if isinstance(uri, HuggingFaceUri):
             return RevisionNotFoundError(source, uri.revision or "the default branch")
         case RemoteEntryNotFoundError():
             return SourceChangedError(source, path, "the hub no longer has it")
@@ -279,7 +280,7 @@ def _refused(error: HfHubHTTPError, source: str, *, anonymous: bool) -> BdnError
         hidden = "the hub answered 401: it does not exist, or it is private"
         said, remedy = (hidden, _HIDDEN) if anonymous else (f"the token is not valid: {answer}", "")
         return AuthRequiredError(source, said, remedy)
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, RepositoryNotFoundError | BucketNotFoundError):
         hidden = "is private and needs a secret" if anonymous else "is hidden from the account of this token"
         return SourceNotFoundError(source, f"it does not exist, or it {hidden}")
     if status == 403:

@@ -332,15 +332,24 @@ def compare_view(
 
 def is_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes, stamp: int | None) -> bool:
     """Whether BDN put this file there; see ``compare_view``."""
-    if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+    if not _may_be(entry, found):
+        return False
+    return looks_ours(entry, found, files, path, stamp) or _digest_of_file(path, entry.size) == entry.digest
+
+
+def _may_be(entry: FileEntry, found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == entry.size
+
+
+def looks_ours(entry: FileEntry, found: os.stat_result, files: WholeFiles, path: bytes, stamp: int | None) -> bool:
+    """``is_ours`` without reading the file: also False for a file that only its bytes could prove right."""
+    if not _may_be(entry, found):
         return False
     content = files.look(entry.digest)
     if content is not None and os.path.samestat(found, content):
-        is_right = files.is_as_left(entry.digest, content, partial(os.lstat, path))
-    else:
-        times = (stamp, content.st_mtime_ns if content is not None else None)
-        is_right = not found.st_mode & 0o222 and found.st_mtime_ns in times
-    return is_right or _digest_of_file(path, entry.size) == entry.digest
+        return files.is_as_left(entry.digest, content, partial(os.lstat, path))
+    times = (stamp, content.st_mtime_ns if content is not None else None)
+    return not found.st_mode & 0o222 and found.st_mtime_ns in times
 
 
 def _digest_of_file(path: bytes, size: int) -> Digest:

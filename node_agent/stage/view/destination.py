@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -79,7 +79,7 @@ class Destination:
     @cached_property
     def is_in_place(self) -> bool:
         """Whether files are moved in one by one: it is a mount point, or the agent may not write to its parent."""
-        with _errors_at(self.path):
+        with errors_at(self.path):
             return self.path.is_dir() and (self._is_mount_point or not self._is_replaceable())
 
     @cached_property
@@ -115,12 +115,11 @@ class Destination:
 
     def nearest(self) -> Path:
         """The folder in which the view will be built, or the first of its parents that exists."""
-        place = self.path if self.is_in_place else self.path.parent
-        return next(folder for folder in (place, *place.parents) if folder.exists())
+        return nearest_folder(self.path if self.is_in_place else self.path.parent)
 
     def makes_copies(self) -> bool:
         """Whether the view's files will need blocks of their own. Tries to clone an empty file."""
-        with _errors_at(self.path):
+        with errors_at(self.path):
             there, cache = self.nearest(), self.places.root
             is_one = there.stat().st_dev == cache.stat().st_dev
             return not (self.links and is_one and not self.is_in_place) and not can_clone(cache, there)
@@ -140,15 +139,8 @@ class Destination:
         """
         # The cases: below our own cache; below a file; absent; a file; the caller's current directory, which would
         # vanish; empty; only files that BDN put there; anything else is the user's.
-        with _errors_at(self.path):
-            if self.path == self.places.root or self.places.root in self.path.parents:
-                self._refuse("it is in the cache directory")
-            if any(folder.exists() and not folder.is_dir() for folder in self.path.parents):
-                self._refuse("a part of the path is a file")
-            if self.path.exists() and not self.path.is_dir():
-                self._refuse("it is a file" if self.path.is_file() else "it is not a directory")
-            if not is_last:
-                self._try()
+        with errors_at(self.path):
+            check_place(self.path, None if is_last else self.nearest, self.places)
             if not self.path.exists():
                 return
             if self.path == Path.cwd() or self.path in Path.cwd().parents:
@@ -161,14 +153,6 @@ class Destination:
     def _is_skipped(self, name: bytes) -> bool:
         """Whether the name is not content: a hidden folder of a pull, or ``lost+found``."""
         return name.startswith(in_place.HIDDEN.encode()) or (name == b"lost+found" and self._is_mount_point)
-
-    def _try(self) -> None:
-        """Create and remove a folder where the view will be built; look up each missing name."""
-        there = self.nearest()
-        _try_folder(there)
-        for name in self.path.relative_to(there).parts:
-            with suppress(FileNotFoundError):  # OSError: the file system does not support the name
-                (there / name).lstat()
 
     def _check_ours(self, earlier: Earlier | None, *, is_last: bool) -> None:
         placed = in_place.unfinished(self.path)
@@ -205,7 +189,7 @@ class Destination:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """Lock a directory that is filled in place. Raises ``InvalidRequestError`` if another pull works there."""
-        with _errors_at(self.path):
+        with errors_at(self.path):
             claim = in_place.claimed(self.path) if self.is_in_place else nullcontext()
             with claim:
                 yield
@@ -216,7 +200,7 @@ class Destination:
         After a failure, ``clear`` removes what is left.
         """
         self.check(_known(earlier, manifest), is_last=True)
-        with _errors_at(self.path):
+        with errors_at(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.clear()
             self.aside.parent.mkdir(mode=0o700, exist_ok=True)
@@ -234,7 +218,7 @@ class Destination:
         ``clear`` removes the new files.
         """
         earlier = _known(earlier, manifest)
-        with _errors_at(self.path):
+        with errors_at(self.path):
             if self.is_in_place:
                 placed = self._placed(earlier)
                 in_place.move_in(self.path, self.aside, manifest, [placed] if placed else [])
@@ -245,13 +229,13 @@ class Destination:
 
     def settle(self) -> None:
         """Call when the publication is recorded: ``clear`` then leaves its files."""
-        with _errors_at(self.path):
+        with errors_at(self.path):
             if self.is_in_place:
                 in_place.finish(self.aside.parent)
 
     def clear(self) -> None:
         """Remove unfinished views, and the files that unfinished pulls moved here."""
-        with _errors_at(self.path):
+        with errors_at(self.path):
             if not self.path.exists():  # killed between the two steps of a replacement
                 with suppress(FileNotFoundError, NotADirectoryError):
                     replaced(self._beside).rename(self.path)
@@ -260,12 +244,40 @@ class Destination:
             in_place.undo(self.path, lambda entry, found, at, stamp: is_ours(entry, found, self.files, at, stamp))
 
     def _refuse(self, problem: str) -> NoReturn:
-        raise InvalidRequestError(f"cannot put files at {self.path}: {problem}")
+        _refuse(self.path, problem)
 
 
 def _known(earlier: Earlier | None, manifest: Manifest) -> Earlier | None:
     """Fill in the earlier manifest if the new manifest is the same."""
     return replace(earlier, manifest=manifest) if earlier and earlier.digest == manifest.digest else earlier
+
+
+def _refuse(path: Path, problem: str) -> NoReturn:
+    raise InvalidRequestError(f"cannot put files at {path}: {problem}")
+
+
+def nearest_folder(place: Path) -> Path:
+    """The folder, or the first of its parents that exists."""
+    return next(folder for folder in (place, *place.parents) if folder.exists())
+
+
+def check_place(path: Path, nearest: Callable[[], Path] | None, places: Places) -> None:
+    """Reject a path in the cache, below a file, or of a file.
+
+    With ``nearest``, creates and removes a folder where the view will be built, and looks up each missing name.
+    """
+    if path == places.root or places.root in path.parents:
+        _refuse(path, "it is in the cache directory")
+    if any(folder.exists() and not folder.is_dir() for folder in path.parents):
+        _refuse(path, "a part of the path is a file")
+    if path.exists() and not path.is_dir():
+        _refuse(path, "it is a file" if path.is_file() else "it is not a directory")
+    if nearest is not None:
+        there = nearest()
+        _try_folder(there)
+        for name in path.relative_to(there).parts:
+            with suppress(FileNotFoundError):  # OSError: the file system does not support the name
+                (there / name).lstat()
 
 
 def _try_folder(place: Path) -> None:
@@ -279,7 +291,7 @@ def _try_folder(place: Path) -> None:
 
 
 def resolved(destination: Path) -> Path:
-    with _errors_at(destination):
+    with errors_at(destination):
         try:
             return destination.resolve()
         except RuntimeError as error:  # Python raises it for ELOOP
@@ -287,7 +299,7 @@ def resolved(destination: Path) -> Path:
 
 
 @contextmanager
-def _errors_at(path: Path) -> Iterator[None]:
+def errors_at(path: Path) -> Iterator[None]:
     """Raises ``InvalidRequestError`` if the user should choose another directory, otherwise ``DiskFailedError``."""
     try:
         yield

@@ -59,7 +59,6 @@ class Views:
         return built
 
     def expose(self, stage_id: str, mount_locations: Iterable[str]) -> None:
-        """Raises ``MountFailedError``."""
         for location in mount_locations:
             expose(self.kind, self.view(stage_id, location, self.kind), self.place(stage_id, location))
 

@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import re
+import signal
 import tarfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -185,13 +187,27 @@ class RunMirror(AgentMirror):
         return Answer(answer.status_code, kept, content)
 
 
-def command_lines() -> list[str]:
-    """Of all processes of this machine."""
-    found = []
+def command_lines() -> dict[int, str]:
+    """Of all processes of this machine, by their ids."""
+    found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+            found[int(path.parent.name)] = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
     return found
+
+
+@contextmanager
+def ending_ranks(root: Path) -> Iterator[None]:
+    """Kill the ranks that a failed test leaves running below ``root``: they outlive their agents."""
+    try:
+        yield
+    finally:
+        for pid, line in command_lines().items():
+            if f"{root}/" in line:
+                with suppress(OSError):  # bwrap has one child, process 1 of the rank
+                    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+                    for one in (*map(int, children), pid):
+                        os.kill(one, signal.SIGKILL)
 
 
 def left_of_runs(root: Path) -> list[str]:
@@ -202,5 +218,5 @@ def left_of_runs(root: Path) -> list[str]:
     stages = [
         path for path in (cache / "stages").glob("*.json") if json.loads(path.read_bytes())["state"] != "RELEASED"
     ]
-    processes = [line for line in command_lines() if str(root) in line]
+    processes = [line for line in command_lines().values() if str(root) in line]
     return [*names, *map(str, stages), *processes, *map(str, mounts_below(root))]

@@ -324,7 +324,7 @@ class Copy:
             world.store.put(digest, bytearray(content))
             yield
             async with world.database.write() as session:
-                await chunks.of(session, chunks.mark_stored, set_id, [digest])
+                await chunks.of(session, chunks.acquire, set_id, {}, 0.0, [digest])
         self.counted.add(digest)
         yield
 

@@ -52,6 +52,7 @@ def upstreams(hub: Hub, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BDN_SECRETS_ORGANISATIONS", "acme, rival, third, red, blue, a, b")
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.url)
+    monkeypatch.setenv("BDN_R2_ENDPOINT_URL", s3.url)
     keys = (
         f'"aws_access_key_id": "{s3.account.access_key_id}", "aws_secret_access_key": "{s3.account.secret_access_key}"'
     )

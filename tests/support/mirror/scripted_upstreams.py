@@ -77,6 +77,23 @@ def scripted_hub(hub: Hub) -> ScriptedUpstream:
     return ScriptedUpstream(wanted, neighbour, hub.log, hub.script, "/org/model/tree/", bytes_of, repository.commit)
 
 
+def scripted_hub_bucket(hub: Hub, *, sends_bytes: bool) -> ScriptedUpstream:
+    """A folder of a bucket; its files lie at the CDN, or come from a mirror of the hub that sends them itself."""
+    bucket = hub.bucket("org/bucket", private=True, sends_bytes=sends_bytes)
+    hub.repo("org/neighbour").commit(NEIGHBOUR)
+
+    def put(files: Mapping[str, bytes]) -> None:
+        bucket.put({f"m/{path}": content for path, content in files.items()})
+
+    def bytes_of(file: str) -> tuple[str, str]:
+        return (f"/resolve/m%2F{file}", "hub") if sends_bytes else (f"/repos/.*{file}", "cdn")
+
+    put(FILES)
+    wanted = source("hf://buckets/org/bucket/m/", **with_secret("hub-token"))
+    neighbour = source("hf://org/neighbour", "/models/neighbour")
+    return ScriptedUpstream(wanted, neighbour, hub.log, hub.script, "/buckets/org/bucket/tree/", bytes_of, put)
+
+
 def scripted_bucket(server: S3Server | GcsServer, scheme: str) -> ScriptedUpstream:
     """A folder of a bucket of S3, R2 or Google."""
     name, other = f"scripted-{next(_NUMBERS)}", f"neighbour-{next(_NUMBERS)}"

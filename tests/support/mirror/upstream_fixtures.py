@@ -18,6 +18,7 @@ from tests.support.mirror.scripted_upstreams import (
     ScriptedUpstream,
     scripted_bucket,
     scripted_hub,
+    scripted_hub_bucket,
 )
 from tests.support.mirror.service import MirrorUnderTest, mirror_under_test
 from tests.support.network.fault_proxy import FaultProxy
@@ -34,6 +35,8 @@ def upstream(request: pytest.FixtureRequest, upstreams: None, monkeypatch: pytes
     scheme = request.param
     if scheme == "hf":
         return scripted_hub(request.getfixturevalue("hub"))
+    if scheme.endswith("bucket"):
+        return scripted_hub_bucket(request.getfixturevalue("hub"), sends_bytes=scheme == "mirrored bucket")
     if scheme == "gs":
         server: GcsServer = request.getfixturevalue("gcs")
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)

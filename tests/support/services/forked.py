@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Final
 
 import bdn.cli
+import bdn.local
 
 # Each imports what its program takes; the programs' own files are run, not imported.
 PRELOADED: Final = (
-    *(f"bdn.cli.{one.name}" for one in pkgutil.iter_modules(bdn.cli.__path__)),
+    *(f"{one.__name__}.{module.name}" for one in (bdn.cli, bdn.local) for module in pkgutil.iter_modules(one.__path__)),
     "aiosqlite",
     "anyio._backends._asyncio",
     "bdn.sources.huggingface",

@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 
 from bdn.cli import output
-from bdn.cli.output import Output, _figures, bar_on, last_mirror, last_stage, progress_bar
+from bdn.cli.output import Output, _figures, bar_on, progress_bar, progress_bars
+from bdn.net.waiting import last_mirror, last_stage
 from bdn.wire.mirror_schema import Mirror
+from bdn.wire.progress import Progress
 from bdn.wire.stage_schema import BytesFrom, StageDocument, StageMount
 
 GB = 10**9
@@ -83,10 +85,11 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 async def test_what_is_under_way_is_shown_with_what_is_done(said: Callable[[], list[str]]) -> None:
     shown = ["7 B of 100 B", "90 B of 100 B", "100 B of 100 B"]
-    await last_mirror(LINES, "mirroring", all_of([mirror(0, 7), mirror(40, 30, 20), mirror(80, 0, 20)]))
-    assert said() == shown
-    await last_stage(LINES, "staging", all_of([stage(0, 7), stage(40, 50), stage(100, 0)]))
-    assert said() == shown
+    with progress_bars(LINES) as report:
+        await last_mirror(all_of([mirror(0, 7), mirror(40, 30, 20), mirror(80, 0, 20)]), report)
+        assert said() == shown
+        await last_stage(all_of([stage(0, 7), stage(40, 50), stage(100, 0)]), report)
+        assert said() == shown
 
 
 async def test_a_bar_stands_still_while_bytes_come_again_and_ends_at_the_total(
@@ -94,8 +97,23 @@ async def test_a_bar_stands_still_while_bytes_come_again_and_ends_at_the_total(
 ) -> None:
     """A chunk was lost; another replica answered; a file came wrong, and once more."""
     updates = [mirror(40, 30), mirror(40, 0), mirror(40, 50), mirror(90, 20), mirror(90, 20)]
-    await last_mirror(LINES, "mirroring", all_of(updates))
+    with progress_bars(LINES) as report:
+        await last_mirror(all_of(updates), report)
     assert said() == ["70 B of 100 B", "70 B of 100 B", "90 B of 100 B", "100 B of 100 B"]
+
+
+def test_the_rate_counts_from_the_begin_of_a_step_and_not_from_its_first_update(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 10.0, 10.0, 30.0])  # begin; the mirror's update and end; the stage's update
+    monkeypatch.setattr("bdn.cli.output.time.monotonic", lambda: next(now, 30.0))
+    with progress_bars(LINES) as report:
+        report(Progress("mirroring", 100, 100, 100, 1, is_last=True))
+        report(Progress("staging", 100, 100, 100, 1, is_last=True))
+    assert capsys.readouterr().err.splitlines() == [
+        "mirroring: 100 B of 100 B, 10 B/s",
+        "staging: 100 B of 100 B, 5 B/s",
+    ]
 
 
 def test_an_empty_selection_prints_no_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,9 @@ def test_what_names_no_checkpoint_is_refused(text: str) -> None:
     ("azure://account/container", BucketUri("azure", "container", "", "account")),
     ("azure://0acc/my-container/a b/ü", BucketUri("azure", "my-container", "a b/ü", "0acc")),
     ("azure://account/$root/a.bin", BucketUri("azure", "$root", "a.bin", "account")),
+    ("hf://buckets/owner/bucket", BucketUri("hf", "bucket", "", "owner")),
+    ("hf://buckets/o_1/b.2-c/a b/ü//x:y/", BucketUri("hf", "b.2-c", "a b/ü//x:y/", "o_1")),
+    ("hf://buckets/datasets/tree/resolve", BucketUri("hf", "tree", "resolve", "datasets")),
     ("r2://account.bucket", BucketUri("r2", "bucket", "", "account")),
     ("r2://account.bucket/p/q", BucketUri("r2", "bucket", "p/q", "account")),
     ("r2://account.eu.bucket", BucketUri("r2", "bucket", "", "account", "eu")),
@@ -110,7 +113,7 @@ def refusal_of(text: str) -> InvalidSourceError:
 
 
 SUPPORTED = "Supported schemes: azure://, bt://, cw://, gs://, hf://, https://, r2://, s3://"
-HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo or hf://spaces/owner/repo"
+HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo, hf://spaces/owner/repo or hf://buckets/namespace/name[/prefix]"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
     "Source {{text!r}} uses {} which does not support revisions."
@@ -128,14 +131,17 @@ REFUSALS: list[tuple[str, list[str]]] = [
         "", "/", "host", "host/", "/path", "host/folder/", "h ost/a", "höst/a", "host:/a", "host:0/a", "host:65536/a", "host:x/a", "[::1/a",
     )]),
     *((f"Source {{text!r}} is a page of the hub and not a file. Did you mean hf://{likely}?", [f"https://huggingface.co/{rest}"]) for rest, likely in (
-        ("o/r", "o/r"), ("o/r/", "o/r"), ("datasets/o/r", "datasets/o/r"), ("o/r/tree/v1", "o/r@v1"),
+        ("o/r", "o/r"), ("o/r/", "o/r"), ("datasets/o/r", "datasets/o/r"), ("o/r/tree/v1", "o/r@v1"), ("buckets/o/b", "buckets/o/b"),
+        ("buckets/o/b/", "buckets/o/b"), ("buckets/o/b/tree", "buckets/o/b"), ("buckets/o/b/tree/a/b.c", "buckets/o/b/a/b.c"),
     )),
     (f"Invalid HuggingFace URI format: {{text!r}}. Expected format: {HUB_FORM}", [f"hf://{rest}" for rest in (
         "", "/", "//", "owner", "owner/", "/repo", "owner//repo", "owner/repo/", "a/b/c", "@main", "owner@main", "/@main",
         "datasets", "datasets/", "datasets/owner", "datasets/owner/", "datasets//repo", "datasets/a/b/c", "spaces/owner",
         "datasets/repo@main", "-o/r", ".o/r", "o/.r", "o/-r", "o w/r", "o/r?x", "o:x/r", "\u043e/r", "owner/repo ",
-        f"o/{'r' * 97}",
+        f"o/{'r' * 97}", "buckets", "buckets/", "buckets/name", "buckets//name", "buckets/owner/", "buckets/owner//x", "buckets/-o/b",
+        "buckets/o/b c", f"buckets/o/{'b' * 97}", "buckets@main",
     )]),
+    ("Source {text!r} has an '@'; buckets of the hub have no revisions", ["hf://buckets/o/b@main", "hf://buckets/o/b/p@1", "hf://buckets/o/b@"]),
     ("Source {text!r} has an empty revision after '@'; leave the '@' away for the default branch",
         ["hf://owner/repo@", "hf://datasets/owner/repo@", "hf://@"]),
     ("Invalid S3 URI format: {text!r}. Expected format: s3://bucket[/path]", [f"s3://{rest}" for rest in BUCKETS]),
@@ -157,7 +163,7 @@ REFUSALS: list[tuple[str, list[str]]] = [
     ("Source {text!r} has a '..' segment", [
         "hf://../repo", "hf://owner/..", "hf://owner/repo@..", "hf://owner/repo@../main", "hf://owner/repo@a/../b",
         "hf://datasets/../repo", "s3://../x", "s3://bucket/..", "s3://bucket/a/../b", "gs://bucket/../other", "gs://bucket/a/..",
-        "r2://account.bucket/../x", "s3://bucket/../",
+        "r2://account.bucket/../x", "s3://bucket/../", "hf://buckets/../b", "hf://buckets/o/..", "hf://buckets/o/b/a/..",
     ]),
 ]  # fmt: skip
 

@@ -12,10 +12,10 @@ import click
 import pytest
 import yaml
 
-from bdn.cli.clients import ClientSettings
 from bdn.core.source.uri import parse_source
 from bdn.mirror.db.database import database_url
 from bdn.mirror.settings import MirrorSettings
+from bdn.settings import ClientSettings
 from bdn.sources.sign_in import Secret, s3_credentials
 from node_agent.settings import AgentSettings, load_settings
 

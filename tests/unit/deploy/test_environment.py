@@ -5,9 +5,8 @@ from typing import Final
 
 import pytest
 
-from bdn.cli.clients import ClientSettings
 from bdn.mirror.settings import MirrorSettings
-from bdn.settings import FileSettings, SettingsError, service_links, warn_of_service_links
+from bdn.settings import ClientSettings, FileSettings, SettingsError, service_links, warn_of_service_links
 from node_agent.settings import AgentSettings
 
 PROGRAMS: Final = (MirrorSettings, AgentSettings, ClientSettings)

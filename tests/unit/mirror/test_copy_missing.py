@@ -22,7 +22,7 @@ from bdn.mirror.db.identities import NOT_YET, Known
 from bdn.mirror.db.waiting import SingleFlight
 from bdn.mirror.ingest.copier import ChunkStored, Copier, Packed, Put, WrongContent
 from bdn.mirror.ingest.copy_missing import CopyMissing
-from bdn.mirror.ingest.progress import ClaimLostError, Progress, SourceCounters
+from bdn.mirror.ingest.progress import ClaimLostError, CopyProgress, SourceCounters
 from bdn.mirror.ingest.survey import Survey, units_of
 from bdn.mirror.upstream.reader import LocatedFile
 from bdn.transfer.under_way import UnderWay
@@ -62,8 +62,8 @@ class Told:
     def now() -> float:
         return time.time()
 
-    def progress(self, claimant: str = "worker:1") -> Progress:
-        progress = Progress(self, "mir_1", claimant, lambda _: None)  # type: ignore[arg-type]
+    def progress(self, claimant: str = "worker:1") -> CopyProgress:
+        progress = CopyProgress(self, "mir_1", claimant, lambda _: None)  # type: ignore[arg-type]
         progress.counters[0] = SourceCounters()
         return progress
 
@@ -245,18 +245,21 @@ class Rig:
 
     async def gather(self, *files: UpstreamFile, owner: str = "mir_1/0", known: Known | None = None) -> SourceCounters:
         """Bring files of which a survey found nothing, or a part of the first."""
-        progress = Progress(self.database, "mir_1", "worker:1", lambda _: None)
+        progress = CopyProgress(self.database, "mir_1", "worker:1", lambda _: None)
         total, writer = sum(file.size for file in files), await self.writer(owner)
         held = {} if known is None else await writer.hold(known.chunks.values())
         stored = sum(held.values())
         progress.counters[0] = SourceCounters(0, stored)
-        survey = Survey(Resolution(None), Listing(files), {known.key: known} if known else {}, ())
+        lacking = {unit.key: unit.size for unit in units_of(files)}
+        survey = Survey(Resolution(None), Listing(files), {known.key: known} if known else {}, (), lacking)
         copier: Copier = self.copies  # type: ignore[assignment]
         unused: Any = None
         await CopyMissing(copier, self.in_progress, progress, writer, unused, "s", 0, survey).run()
+        named = {chunk for one in survey.known.values() for chunk in one.chunks.values()}
         async with self.database.read() as session:
             found = await chunks.of(session, chunks.names, writer.set_id)
-        named = {chunk for one in survey.known.values() for chunk in one.chunks.values()}
+            is_stored = await chunks.of(session, chunks.stored, named)
+        assert set(is_stored) == named
         assert set(found) >= named
         assert {unit.key for unit in units_of(files)} == survey.known.keys()
         assert progress.counters[0].transferred + progress.counters[0].reused == total

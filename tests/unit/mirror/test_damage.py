@@ -23,7 +23,7 @@ async def publish(database: Database, manifest: Digest, *digests: Digest) -> int
     async with database.write() as session:
         set_id = await chunks.of(session, chunks.begin, manifest.hex)
         await chunks.of(session, chunks.acquire, set_id, dict.fromkeys(digests, 10), 0.0)
-        await chunks.of(session, chunks.mark_stored, set_id, digests)
+        await chunks.of(session, chunks.acquire, set_id, {}, 0.0, digests)
         await chunks.of(session, chunks.publish, set_id)
         row = {"digest": manifest.hex, "set_id": set_id, "files_total": 1, "bytes_total": 1}
         await insert_new(session, ManifestRow, [row | {"created_at": 0.0, "last_used": 0.0}])
@@ -107,7 +107,7 @@ async def test_a_damaged_chunk_that_is_put_again_is_repaired_and_a_loss_is_recor
     async with database.write() as session:
         set_id = await chunks.of(session, chunks.begin, "repair:1")
         await chunks.of(session, chunks.acquire, set_id, {A: 10}, 7.0)
-        await damaged.mark_stored(session, set_id, [A, B], 7.0)
+        await damaged.acquire(session, set_id, {}, 7.0, [A, B])
     assert await kinds(database, A) == [("damaged", ONE.hex), ("lost", ONE.hex), ("repaired", ONE.hex)]
     assert await kinds(database, B) == []
     async with database.read() as session:
@@ -118,7 +118,7 @@ async def test_damage_of_what_no_manifest_names_is_not_reported(database: Databa
     async with database.write() as session:
         set_id = await chunks.of(session, chunks.begin, "mir_1/0/listing")
         await chunks.of(session, chunks.acquire, set_id, {D: 10}, 0.0)
-        await chunks.of(session, chunks.mark_stored, set_id, [D])
+        await chunks.of(session, chunks.acquire, set_id, {}, 0.0, [D])
     assert await mark(database, D)
     async with database.read() as session:
         assert (await damaged.named(session), await damaged.count(session)) == ([], 0)

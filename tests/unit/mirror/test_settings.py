@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from bdn.cli.clients import ClientSettings
 from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.db.database import Database, database_url, place_of
 from bdn.mirror.settings import MirrorSettings
-from bdn.settings import NAMES, FileSettings, SettingsError
+from bdn.settings import NAMES, ClientSettings, FileSettings, SettingsError
 from bdn.sources.settings import UpstreamSettings
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import open_store

@@ -33,7 +33,8 @@ def known(files: list[UpstreamFile]) -> dict[str, Known]:
 
 
 def survey(files: list[UpstreamFile], found: dict[str, Known]) -> Survey:
-    return Survey(Resolution(None), Listing(files), found, ())
+    lacking = {unit.key: unit.size for unit in units_of(files) if unit.key not in found or not found[unit.key].digest}
+    return Survey(Resolution(None), Listing(files), found, (), lacking)
 
 
 def test_units_of__small_files_are_together_and_large_ones_by_themselves() -> None:

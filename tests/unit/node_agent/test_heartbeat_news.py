@@ -193,6 +193,24 @@ def test_what_changes_after_a_change_waits_and_is_told_together(tmp_path: Path) 
     assert run_hurried(run()) == [1, 3]
 
 
+def test_agent_that_awaits_a_command__reports_the_next_change_without_a_pause(tmp_path: Path) -> None:
+    async def run() -> float:
+        mirror = Mirror()
+        loop = asyncio.get_running_loop()
+        async with BackgroundTasks() as background:
+            node = Node(mirror, tmp_path, background)
+            await asyncio.sleep(2)
+            node.hold(1)
+            await asyncio.sleep(0.1)  # the report of the first change is followed by a pause
+            mirror.has_holdings.clear()
+            node.news.awaits_command.set()
+            node.hold(1, 2)
+            await mirror.has_holdings.wait()
+            return loop.time()
+
+    assert run_hurried(run()) < 2.2
+
+
 def test_what_a_mirror_that_fails_was_told_is_told_again_while_another_request_is_kept_open(tmp_path: Path) -> None:
     async def run() -> float:
         mirror = Mirror()

@@ -11,7 +11,7 @@ from bdn.core.egress import PUBLIC_INTERNET, EgressPolicy
 from bdn.core.errors import EgressRefusedError
 from bdn.sources.huggingface import session as hub_session
 from bdn.sources.huggingface.session import GuardedTransport, HubUnreachableError, one_attempt
-from bdn.sources.huggingface.source import read_page
+from bdn.sources.huggingface.tree import read_page
 from tests.doubles.faults import Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog

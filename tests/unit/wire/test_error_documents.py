@@ -17,7 +17,16 @@ from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, InternalError, StoreUnavailableError
 from bdn.net.api_server import describe_validation
 from bdn.wire.mirror_schema import MirrorRequestBody
-from bdn.wire.shapes import ErrorDocument, ReportedError, body_of, document_of, error_from, status_of
+from bdn.wire.shapes import (
+    ErrorBody,
+    ErrorDocument,
+    ReportedError,
+    body_of,
+    by_class,
+    document_of,
+    error_from,
+    status_of,
+)
 from bdn.wire.stage_schema import StageRequest
 from tests.support.network.bodies import source
 from tests.support.network.hypothesis import BRIEFLY
@@ -82,6 +91,18 @@ def test_an_error_survives_the_way_to_another_program(error: BdnError) -> None:
     assert (reported.code, str(reported), reported.transient) == (error.code, str(error), error.transient)
     assert document_of(reported) == document  # and the way to a third
     assert status_of(reported) == status_of(error)
+
+    caught = by_class(reported)
+    assert document_of(caught) == document
+    assert (caught.message, caught.retryable) == (str(error), error.transient)
+    if type(error).__module__ == "bdn.core.errors":
+        assert type(caught) is type(error)
+        assert {name: getattr(caught, name) for name in vars(error)} == vars(error)
+
+
+def test_a_reported_error_of_a_newer_version_stays_a_reported_error() -> None:
+    reported = ReportedError(ErrorBody(code="NEWER", message="newer", retryable=True))
+    assert by_class(reported) is reported
 
 
 def test_a_reported_error_does_not_change_its_kin() -> None:

@@ -1,4 +1,4 @@
-"""The agent of a service, as used by ``bdn pull`` and ``bdn checkpoints pull``."""
+"""The agent of a service, as used by pulls."""
 
 import asyncio
 import os
@@ -24,15 +24,16 @@ class RunningAgent:
 
     client: AgentClient
 
-    async def check_destination(self, destination: Path) -> None:
-        await self.client.check_pull(PullCheck(destination=named(destination)))
+    async def check_destination(self, destination: Path, *, hub: bool = False) -> None:
+        await self.client.check_pull(PullCheck(destination=named(destination), hub=hub))
 
     async def would_lose(self, grant: str, destination: Path) -> PullLosses:
         return await self.client.check_pull(PullCheck(destination=named(destination), grant=grant))
 
-    async def pull(self, grant: str, destination: Path, *, link: bool) -> AsyncIterator[StageDocument]:
-        """Releases the stage if canceled."""
-        begun = await self.client.pull(PullRequest(destination=named(destination), grant=grant, link=link))
+    async def pull(
+        self, grant: str, destination: Path, *, link: bool, hub: bool = False
+    ) -> AsyncIterator[StageDocument]:
+        begun = await self.client.pull(PullRequest(destination=named(destination), grant=grant, link=link, hub=hub))
         try:
             async for stage in self.client.follow(begun.id, 0.2, AT_ONCE):
                 yield stage

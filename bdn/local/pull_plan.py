@@ -15,11 +15,11 @@ from bdn.core.units import counted, format_size
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 if TYPE_CHECKING:
-    from bdn.cli.pull_services import PullRequests
-    from bdn.cli.running import EmbeddedPulls
     from bdn.core.chunk import Digest
     from bdn.core.layout import Manifest
-    from bdn.core.source.uri import WeightsSource
+    from bdn.local.pull_services import PullRequests
+    from bdn.local.pulled import Pull
+    from bdn.local.services import EmbeddedPulls
     from bdn.mirror.app import MirrorService
     from bdn.mirror.ingest.requests import HeldSource
 
@@ -32,27 +32,30 @@ def contents_of(manifest: Manifest) -> Contents:
 
 @dataclass(frozen=True)
 class AtDestination:
-    """Files of an earlier pull at DEST, whether they are unchanged, and whether that pull was the same request."""
+    """Files of an earlier pull at DEST, whether they are unchanged, and whether that pull was the same request.
+
+    In the hub's cache a pull removes nothing: ``is_kept``.
+    """
 
     path: Path
     files: Contents
     is_whole: bool
     is_same_request: bool
+    is_kept: bool = False
 
     @classmethod
-    async def look(
-        cls, agent: EmbeddedPulls, requests: PullRequests, wanted: WeightsSource, dest: Path, *, link: bool
-    ) -> Self:
+    async def look(cls, agent: EmbeddedPulls, requests: PullRequests, pull: Pull, commit: str | None) -> Self:
         """Reads records and, usually, no file."""
+        dest, is_kept = pull.at(commit), pull.hub is not None
         path, earlier = await asyncio.to_thread(dest.resolve), await agent.earlier(dest)
         if earlier is None:
-            return cls(path, {}, is_whole=False, is_same_request=False)
-        is_same = await requests.is_update(earlier.digest.hex, wanted, DEFAULT_ORGANISATION)
-        return cls(path, contents_of(earlier), await agent.is_whole(dest, link=link), is_same)
+            return cls(path, {}, is_whole=False, is_same_request=False, is_kept=is_kept)
+        is_same = await requests.is_update(earlier.digest.hex, pull.wanted, DEFAULT_ORGANISATION)
+        return cls(path, contents_of(earlier), await agent.is_whole(dest, link=pull.link), is_same, is_kept)
 
     def lost(self, coming: Contents) -> list[str]:
         """The paths that this pull would remove or replace."""
-        return [path for path, content in self.files.items() if coming.get(path) != content]
+        return [path for path, content in self.files.items() if not self.is_kept and coming.get(path) != content]
 
     def has(self, coming: Contents) -> bool:
         """Whether all coming files are at DEST already."""
@@ -102,15 +105,7 @@ class PlannedPull(BaseModel):
         return found
 
 
-async def plan_pull(
-    service: MirrorService,
-    agent: EmbeddedPulls,
-    wanted: WeightsSource,
-    held: HeldSource | None,
-    dest: AtDestination,
-    *,
-    link: bool,
-) -> PlannedPull:
+async def plan_pull(service: MirrorService, agent: EmbeddedPulls, pull: Pull, held: HeldSource | None) -> PlannedPull:
     """Query the upstream, unless the source is ``held``, and the disks.
 
     Raises the errors of the pull: ``NoRoomError``, an error of the cache or of the upstream. A missing ``--replace`` is
@@ -119,7 +114,7 @@ async def plan_pull(
     needs: list[Need] = []
     coming: Contents
     if held is None:
-        planned, survey = await service.requests.foresee(wanted, DEFAULT_ORGANISATION)
+        planned, survey = await service.requests.foresee(pull.wanted, DEFAULT_ORGANISATION)
         coming, tree = await service.room.look(survey)
         files, transfer = planned.files, planned.bytes_to_transfer
         revision, warnings = planned.resolved_revision, planned.warnings
@@ -130,12 +125,13 @@ async def plan_pull(
         coming, tree = contents_of(manifest), Tree.of(manifest)
         files, transfer = len(manifest.files), 0
         revision, warnings = held.source.resolved_revision, held.source.warnings
+    dest = await AtDestination.look(agent, service.requests, pull, revision)
     lost, is_there = dest.lost(coming), dest.has(coming)
     if not transfer and not is_there:
-        needs = await agent.needs(dest.path, None, tree, link=link)
-    check_room(str(wanted.source), needs)
+        needs = await agent.needs(dest.path, None, tree, link=pull.link, hub=pull.hub is not None)
+    check_room(str(pull.wanted.source), needs)
     return PlannedPull(
-        source=str(wanted.source),
+        source=str(pull.wanted.source),
         destination=str(dest.path),
         resolved_revision=revision,
         files_total=files,

@@ -1,4 +1,4 @@
-"""Converts arguments of a command line to sources."""
+"""Requests for sources that are named by their URIs."""
 
 from pathlib import PurePosixPath
 

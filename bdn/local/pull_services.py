@@ -4,18 +4,16 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from bdn.cli.clients import ClientSettings
-from bdn.cli.output import Output
-from bdn.cli.running import PullAgent, Services, embedded_agent, embedded_services
-from bdn.cli.running_agent import AT_ONCE, RunningAgent
 from bdn.core.chunk import Digest
-from bdn.core.source.uri import WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, WeightsSource
+from bdn.local.running_agent import AT_ONCE, RunningAgent
+from bdn.local.services import PullAgent, Services, embedded_agent, embedded_services
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.db.data_lock import DataDirectoryInUseError
 from bdn.mirror.db.recall import held_in, is_update_in
@@ -23,9 +21,10 @@ from bdn.mirror.ingest.requests import HeldSource
 from bdn.mirror.settings import MirrorSettings, embedded_settings
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.tls import Authorities
+from bdn.settings import ClientSettings
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner
-from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, body_from
+from bdn.wire.mirror_schema import HubFile, Mirror, MirrorRequestBody, body_from
 from bdn.wire.shapes import ServiceStoppedError, ServiceUnreachableError, UntrustedServiceError
 
 
@@ -43,10 +42,13 @@ class PullRequests(Protocol):
     async def is_update(self, manifest: str, wanted: WeightsSource, organisation: str) -> bool:
         """Whether the manifest (hex) is an earlier or the current version of the same source with the same patterns."""
 
+    async def tree(self, source: HuggingFaceUri, organisation: str, *, is_held: bool) -> Sequence[HubFile]:
+        """All files of a mirrored commit. Queries the hub if only a part was listed; with ``is_held`` never."""
+
 
 @asynccontextmanager
 async def services_of_pull(
-    output: Output, *, is_alone: bool
+    settings: ClientSettings, say: Callable[[str], object], *, is_alone: bool
 ) -> AsyncIterator[tuple[PullRequests, PullAgent, Services | None]]:
     """Yields the mirror and the agent to use, and the services themselves if they are in this process.
 
@@ -62,20 +64,23 @@ async def services_of_pull(
         requests: PullRequests
         agent: PullAgent
         try:
-            own = await stack.enter_async_context(embedded_services(output, "bdn pull"))
+            own = await stack.enter_async_context(embedded_services(settings.data_dir, "bdn pull", say))
             requests, agent = own[0].service.requests, own[1].pulls
         except DataDirectoryInUseError as error:
             if is_alone or not error.url:
                 raise
-            requests, agent = await stack.enter_async_context(_beside(error.url, error.auth, error.holders[0]))
+            requests, agent = await stack.enter_async_context(
+                _beside(settings, error.url, error.auth, error.holders[0])
+            )
         yield requests, agent, own
 
 
 @asynccontextmanager
-async def _beside(url: str, auth: str, holder: str) -> AsyncIterator[tuple[PullRequests, PullAgent]]:
-    settings, given = embedded_settings(), ClientSettings()
+async def _beside(
+    given: ClientSettings, url: str, auth: str, holder: str
+) -> AsyncIterator[tuple[PullRequests, PullAgent]]:
+    settings, socket = embedded_settings(given.data_dir), given.effective_agent_socket
     token = given.token if auth == "token" else None
-    socket = given.agent_socket or settings.data_dir / "agent.sock"
     try:
         async with AsyncExitStack() as stack:
             asking = MirrorClient(url, token, organisation=given.organisation, authorities=Authorities(given.tls_ca))
@@ -137,3 +142,6 @@ class _RunningMirror:
     async def is_update(self, manifest: str, wanted: WeightsSource, _: str) -> bool:
         place = self.settings.usual_database
         return await asyncio.to_thread(is_update_in, place, manifest, wanted, self.organisation)
+
+    async def tree(self, source: HuggingFaceUri, _: str, *, is_held: bool) -> Sequence[HubFile]:
+        return await self.client.tree(str(source), is_held=is_held)
