@@ -110,7 +110,7 @@ class OutputSender:
 
     directory: RunDirectory
     send: Callable[[RunOutput], Awaitable[object]]
-    most_bytes: int = 768 * 1024**2
+    most_bytes: int = 512 * 1024**2
     log_bytes: int = LOG_BYTES
     is_refused: bool = False  # the mirror does not know the run any more
     _mark: _Mark = field(default_factory=_Mark)

@@ -16,18 +16,17 @@ from bdn.core.chunk import CHUNK_SIZE
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.runs import needs_bwrap
 from tests.support.content.noise import MIB, noise
-from tests.support.mirror.training_jobs import TERMINAL, runtime, spec
+from tests.support.mirror.training_jobs import runtime, spec
 from tests.support.mirror.uploads import Upload, Uploads
 from tests.support.promises.tally import FULL
 from tests.support.services.cluster import Cluster
 from tests.support.services.commands import Process, wait_until
-from tests.support.services.training import CLIENTS, User, agent, ended, left_over
+from tests.support.services.training import CLIENTS, User, agent, ended, left_over, over
 
 LARGE: Final = 10**9
 STREAMS: Final = 10  # as many as truss has
-MOST_MIB: Final = (
-    256  # of the mirror, beyond what it takes for a small archive: two copies of each part under way, and some
-)
+MOST_MIB: Final = 256  # that the mirror takes more than for a small archive: each part under way twice, and some
+needs_truss = pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it")
 
 
 @pytest.fixture
@@ -49,9 +48,6 @@ async def job_with(http: httpx2.AsyncClient, upload: Upload) -> str:
     answer = await http.post(f"/v1/training_projects/{project}/jobs", json={"training_job": request})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["training_job"]["id"])
-
-
-needs_truss = pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it")
 
 
 @needs_bwrap
@@ -111,8 +107,7 @@ async def test_archive__with_a_name_or_a_link_that_leads_out__fails_its_job_and_
                 upload = await Uploads(cluster.url, http).begin()
                 await upload.ask("put_object", Body=tar_with(name, link))
                 job = await job_with(http, upload)
-                wait_until(lambda job=job: ended(user, job)[0] in TERMINAL, what="the end of the job")
-                status, reason = ended(user, job)
+                status, reason = over(user, job)
                 assert status == "DEPLOY_FAILED"
                 assert reason.endswith(f"the job's archive is refused: {problem} [INVALID_REQUEST]")
         wait_until(lambda: not left_over(shell), what="an empty node")
