@@ -54,6 +54,8 @@ RUN: Final[Json] = {
     "bytes_total": 5,
     "eta_seconds": 1.5,
     "exit_code": 0,
+    "scratch_bytes": 1,
+    "scratch_limit_bytes": 2,
 }
 
 
