@@ -71,10 +71,12 @@ class BoundedFolder:
         self.look()
 
     def close(self) -> None:
-        """Unmount the image. Files that are already open stay usable."""
+        """Unmount the image, and free its loop device. Files that are already open stay usable."""
         if self.bound == "image":
             with disk_errors(self.place):
                 note = unbind(self.place)
+                if self.image.exists():
+                    self._detach()
             if note:
                 logger.warning("%s", note)
 
@@ -127,8 +129,7 @@ class BoundedFolder:
         aside.replace(self.image)
 
     def _mount(self) -> None:
-        for device in _run("losetup", "--noheadings", "--output", "NAME", "--associated", str(self.image)).split():
-            _run("losetup", "--detach", device)  # left by a mount that was killed half-way
+        self._detach()
         device = _run("losetup", "--find", "--show", "--direct-io=on", str(self.image)).strip()
         try:
             _run("mount", "-t", "ext4", "-o", _OPTIONS, device, str(self.place))
@@ -137,6 +138,14 @@ class BoundedFolder:
         with suppress(OSError):
             (self.place / "lost+found").rmdir()
         self.owner.take_over(self.place)
+
+    def _detach(self) -> None:
+        """Detach loop devices that an agent left that was killed in ``_mount``. The others are freed by the kernel."""
+        found = _run("losetup", "--noheadings", "--output", "NAME,AUTOCLEAR", "--associated", str(self.image))
+        for line in found.splitlines():
+            device, is_freed_alone = line.split()
+            if is_freed_alone == "0":
+                _run("losetup", "--detach", device)
 
 
 def can_make_images(folder: Path) -> bool:
