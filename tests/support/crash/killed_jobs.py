@@ -23,6 +23,7 @@ from tests.support.mirror.training_jobs import TERMINAL
 
 LINES: Final = 60  # that each rank prints
 HANGS_SECONDS: Final = 1200.0  # without the end of a job
+LEFT_SECONDS: Final = 120.0  # from the end of the last job until nothing of it is left
 _SLOTS: Final = 2  # jobs of a node
 _AT_ONCE: Final = 3  # jobs: more ranks than slots, when one has two
 _PAGE: Final = 50  # lines: a log takes several pages
@@ -68,6 +69,7 @@ class TrainingCluster(Cluster):
     jobs: dict[str, Script] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    _wanted: int = 0  # jobs
     _begun: int = 0
 
     def program(self, node: str, command: tuple[str, ...] = COMMAND) -> Program:
@@ -89,29 +91,37 @@ class TrainingCluster(Cluster):
 
     async def live(self, jobs: int) -> None:
         """Run jobs until there were so many and enough kills, and then until the nodes are empty."""
+        self._wanted = jobs
         async with asyncio.TaskGroup() as group:
             group.create_task(self._lives("mirror", "bdn.cli.main", "serve", "--json"))
             for node in NODES:
                 group.create_task(self._lives(node, "node_agent.__main__"))
-            await self._run(jobs)
+            await self._run()
             self.over.set()
 
     async def _lives(self, name: str, module: str, *arguments: str) -> None:
         fuse = Fuse.at(self.root / f"{name}.fuse")
         while not self.over.is_set():
             fuse.spare()
-            is_early = name != "mirror" and self.random.random() < 0.3  # it may die while it starts
-            if is_early and not self.kills.enough.is_set():
+            is_early = name != "mirror" and self._is_due and self.random.random() < 0.3  # it may die while it starts
+            if is_early:
                 self._light(fuse)
             try:
                 async with self._running(name, fuse.command(module, *arguments)) as running:
-                    if not (is_early or self.kills.enough.is_set()):
+                    while not (is_early or self._is_due or self.kills.enough.is_set()):  # noqa: ASYNC110 - other processes
+                        await asyncio.sleep(0.1)
+                    if self._is_due and not is_early:
                         self._light(fuse)
                     await self._until_dead_or_over(running.process, fuse)
             except AssertionError:
                 if not is_early:
                     raise
                 self.kills.count()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether another kill is: they are spread over all jobs."""
+        return self.kills.done < self.kills.wanted and self.kills.done * self._wanted < self.kills.wanted * self._begun
 
     def _light(self, fuse: Fuse) -> None:
         fuse.light(self.random.randint(_FROM, _TO), after=bool(self.random.getrandbits(1)))
@@ -136,7 +146,7 @@ class TrainingCluster(Cluster):
 
     # --- jobs ---
 
-    async def _run(self, jobs: int) -> None:
+    async def _run(self) -> None:
         url = f"http://127.0.0.1:{self.ports[0]}"
         async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=60) as http:
             ask = _Asking(http)
@@ -147,7 +157,7 @@ class TrainingCluster(Cluster):
             await self._until(lambda: _has_nodes(ask), lambda: "the mirror does not know the agents")
 
             async def work() -> None:
-                while self._begun < jobs or not self.kills.enough.is_set():
+                while self._begun < self._wanted or not self.kills.enough.is_set():
                     self._begun += 1
                     await self._job(ask, place, f"job {self._begun}", SCRIPTS[self._begun % len(SCRIPTS)])
 
@@ -155,7 +165,7 @@ class TrainingCluster(Cluster):
                 for _ in range(_AT_ONCE):
                     group.create_task(work())
             self._check_starts()
-            await self._until(self._is_empty, lambda: f"left over: {self._left_over()}")
+            await self._until(self._is_empty, lambda: f"left over: {self._left_over()}", LEFT_SECONDS)
 
     async def _job(self, ask: "_Asking", place: str, name: str, script: Script) -> None:
         async def known() -> list[Json]:
@@ -207,9 +217,11 @@ class TrainingCluster(Cluster):
         left = [one for node in NODES for one in left_of_runs(self.root / node)]
         return [*left, *_loop_devices(self.root), *_contained(self.root)]
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> None:
+    async def _until(
+        self, condition: Callable[[], Awaitable[bool]], what: Callable[[], str], seconds: float = HANGS_SECONDS
+    ) -> None:
         try:
-            async with asyncio.timeout(HANGS_SECONDS):
+            async with asyncio.timeout(seconds):
                 while not await condition():  # noqa: ASYNC110 - other processes
                     await asyncio.sleep(0.1)
         except TimeoutError:
