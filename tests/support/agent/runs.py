@@ -20,7 +20,7 @@ import pytest
 
 from bdn.core.errors import NotFoundError
 from bdn.core.layout import Manifest
-from bdn.core.training.states import RankState, Want
+from bdn.core.training.states import RankState, Want, can_follow
 from bdn.settings import SettingsError
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.heartbeat_schema import Command, Heartbeat
@@ -111,14 +111,15 @@ class RunMirror(AgentMirror):
             self.commands.append(Command(id=command.id, run=command))
 
     def report(self, run: str, want: Want | None = None) -> RunReport | None:
-        """The newest report of this run."""
-        found = [report for beat in self.heartbeats for report in beat.reports]
-        mine = [
-            one.run
-            for one in found
-            if one.run is not None and one.run.run == run and want in (None, one.id.split(":")[3])
-        ]
-        return mine[-1] if mine else None
+        """The newest report of this run. As for the mirror, one that arrives late changes nothing."""
+        newest: RunReport | None = None
+        for report in [report for beat in list(self.heartbeats) for report in beat.reports]:
+            one = report.run
+            if one is None or one.run != run or want not in (None, report.id.split(":")[3]):
+                continue
+            if newest is None or can_follow(newest.state, one.state):
+                newest = one
+        return newest
 
     async def reached(self, run: str, state: RankState, want: Want | None = None) -> RunReport:
         def is_there() -> bool:
