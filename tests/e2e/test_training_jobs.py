@@ -219,7 +219,7 @@ def test_a_job__resumes_on_another_node_from_the_checkpoint_of_the_job_before_it
 
 
 def holding(root: Path, text: str) -> list[str]:
-    """The files below the folder that have this text. Holes of files cost nothing."""
+    """The files below the folder that have this text. Files are read to their end, holes included."""
     found = subprocess.run(["grep", "-rlaF", text, root], check=False, capture_output=True, text=True)
     return found.stdout.splitlines()
 
@@ -228,9 +228,10 @@ def holding(root: Path, text: str) -> list[str]:
 def test_storage_of_each_kind__stays_as_long_as_it_says_and_leaves_no_byte(cluster: Cluster, hub: Hub) -> None:
     hub.repo("org/stored").commit({"weights.txt": b"what is in WEIGHTS"})
     weights = 'WeightsSource(source="hf://org/stored", mount_location="/app/model")'
-    runtime = f"{resuming('stored')}, cache_config=CacheConfig(enabled=True)"
+    small = "checkpointing_config=CheckpointingConfig(enabled=True, volume_size_gib=1)"  # read as a file of this size
+    runtime = f"{resuming('stored', small)}, cache_config=CacheConfig(enabled=True)"
     kinds = ("WEIGHTS", "PROJECT_CACHE", "CHECKPOINT")
-    with agent(cluster) as shell:
+    with agent(cluster, BDN_AGENT_SCRATCH_BYTES="64MiB") as shell:
         user = User(cluster, shell)
         said = []
         for _ in range(2):

@@ -44,10 +44,10 @@ print("step", step)
 """
 
 
-def resuming(project: str) -> str:
+def resuming(project: str, checkpoints: str = CHECKPOINTS) -> str:
     """The runtime of a job that writes checkpoints and loads the newest of its project."""
     newest = f"checkpoints=[BasetenCheckpoint.from_latest_checkpoint(project_name={project!r})]"
-    return f"{CHECKPOINTS}, load_checkpoint_config=LoadCheckpointConfig(enabled=True, {newest})"
+    return f"{checkpoints}, load_checkpoint_config=LoadCheckpointConfig(enabled=True, {newest})"
 
 
 def publish_weights(hub: Hub, s3: S3Server) -> None:
