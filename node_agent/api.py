@@ -45,6 +45,7 @@ from bdn.wire.stage_schema import (
 )
 from node_agent.app import Agent
 from node_agent.background_tasks import in_thread
+from node_agent.gateway import serving_gateway
 
 _TEXT: Final = r"^[^\x00]*$"
 _Agent = Annotated[Agent, provided(Agent)]
@@ -279,6 +280,7 @@ async def serving_api(agent: Agent) -> AsyncIterator[None]:
         if settings.port is not None:
             listener = bind_tcp("127.0.0.1", settings.port)
             await stack.enter_async_context(serving(app, listener, is_local=True, certificate=agent.certificate))
+        await stack.enter_async_context(serving_gateway(agent))
         index, budgets = agent.cache.index.ledger, await in_thread(agent.cache.space.room)
         started = {
             "version": __version__,

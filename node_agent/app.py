@@ -77,6 +77,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Agent:
     settings: AgentSettings
+    client: MirrorClient
     places: Places
     cache: NodeCache
     journal: Journal
@@ -367,6 +368,7 @@ async def open_agent(
         background.start(caches.keep(), "training caches")
         yield Agent(
             settings=settings,
+            client=client,
             places=places,
             cache=tiers.node,
             journal=journal,

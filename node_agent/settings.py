@@ -50,6 +50,15 @@ def _gpu(value: object) -> object:
     return value
 
 
+def _listening(value: object) -> object:
+    if not isinstance(value, tuple):
+        host, _, port = str(value).rpartition(":")
+        if not host or not re.fullmatch(r"[0-9]{1,5}", port):
+            raise ValueError("must be an address and a port to listen on, such as 127.0.0.1:8473")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+    return value
+
+
 def _address(text: str) -> str:
     """Checked here because only peers would notice: ``host:port`` alone parses but is not a URL."""
     parts = urlsplit(text)
@@ -88,6 +97,9 @@ class AgentSettings(FileSettings):
     tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means the system's authorities
     tls: Literal["optional", "require"] = "optional"  # for connections to other machines
     advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
+    gateway: Annotated[tuple[str, Port], NoDecode, BeforeValidator(_listening)] | None = (
+        None  # for hub clients; None: off
+    )
     volume_root: Path | None = None  # None means below the data dir
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"

@@ -34,6 +34,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.db.training import active_jobs
 from bdn.mirror.db.waiting import Watch, in_background, repeated
+from bdn.mirror.hub.gateway import GatewayRules, HubGateway
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.requests import MirrorRequests, prune
@@ -73,6 +74,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities, Certificate, certificate
+from bdn.sources.huggingface.forwarding import HubForwarder
 from bdn.sources.sign_in import SourceContext
 from bdn.store.opener import bucket_of
 from bdn.transfer.byte_threads import ByteThreads, pacer
@@ -313,6 +315,7 @@ async def open_mirror(
             ClientApi(training_jobs, projects, archives, caches, files, secrets, settings.public_url),
             training_jobs,
             runs,
+            HubGateway(GatewayRules.of(settings), HubForwarder(upstreams), requests),
             uses,
             metrics,
             *filter(None, [issuer]),

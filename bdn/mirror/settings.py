@@ -13,7 +13,7 @@ from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
 from bdn.settings import Bearer, FileSettings, LogForm, Port, Rate, Size, default_data_dir
 from bdn.sources.settings import AZURE, CLOUDFLARE_R2, COREWEAVE, UpstreamSettings, check_template
-from bdn.wire.access_schema import DEFAULT_ORGANISATION, ORGANISATION_PATTERN
+from bdn.wire.access_schema import DEFAULT_ORGANISATION, NAME_PATTERN, ORGANISATION_PATTERN
 from bdn.wire.location_schema import Delivery
 
 
@@ -99,6 +99,13 @@ class MirrorSettings(FileSettings):
     limit_push_bytes: Size | None = None  # for all checkpoints of an organisation; None means no limit
     cache_bytes: Annotated[Size, Field(gt=0)] = 1000**4  # of a project's training cache without a limit of its own
     checkpoint_seconds: Annotated[int, Field(ge=0)] = 0  # lifetime of checkpoints; 0 means until they are deleted
+    gateway_organisation: Annotated[str, Field(pattern=f"^({ORGANISATION_PATTERN})?$")] = (
+        ""  # "": no gateway is answered
+    )
+    gateway_secret: Annotated[str | None, Field(pattern=f"^{NAME_PATTERN}$")] = None  # its hub token, for copies
+    gateway_allow: str = "*"  # repositories, as globs with commas between them
+    gateway_deny: str = ""
+    gateway_limit: Annotated[Size, Field(gt=0)] | None = None  # bytes of a file; None means no limit
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 
     @property

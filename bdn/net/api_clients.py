@@ -33,6 +33,7 @@ from bdn.wire.cache_schema import (
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.http_fields import authorization
+from bdn.wire.hub_schema import HubAnswer, HubRequest
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
@@ -230,6 +231,9 @@ class MirrorClient(ContentClient):
         """Returns at once; the job ends once its ranks have. A job that has ended stays as it is."""
         path = f"{_job_path(project_id, job_id)}/stop"
         return (await self._call(TrainingJobAnswer, "POST", path)).training_job
+
+    async def ask_hub(self, request: HubRequest, wait_seconds: float) -> HubAnswer:
+        return await self._poll(HubAnswer, "POST", "/hub", wait_seconds, body=request)
 
     async def named(self, of: str) -> Named:
         return await self._call(Named, "GET", "/names", params={"of": of})

@@ -42,7 +42,8 @@ _Work = Callable[[Arriving, memoryview], BytesByTier]
 class FillRequest:
     """Manifests to be filled, one entry per mount, with the grant and the holder.
 
-    ``begin`` is called once the missing contents are known.
+    ``begin`` is called once the missing contents are known. ``wanted`` None: all contents are filled; else only these,
+    with room for all of them.
     """
 
     manifests: Sequence[Digest]
@@ -50,6 +51,7 @@ class FillRequest:
     holder: Holder
     traffic: TrafficClass
     begin: Callable[[Sequence[Manifest], FillProgress], object]
+    wanted: frozenset[Digest] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Provision:
         digests = dict.fromkeys(request.manifests)
         held = [await self._obtain(digest, request) for digest in digests]
         missing = await self.cache.admit(held, request.holder)
+        missing = missing if request.wanted is None else missing & request.wanted
         held = [replace(one, pages=()) for one in held]  # pages are on disk; for a million files they take 200 MB
         ledger = self.cache.index.ledger
         budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.chain.peers.avoided)

@@ -37,6 +37,7 @@ from bdn.mirror.api.callers import (
     VerificationId,
 )
 from bdn.mirror.api.graphql import graphql_router
+from bdn.mirror.api.hub import hub_router
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.projects import projects_router
 from bdn.mirror.api.runs import runs_router
@@ -207,6 +208,7 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     graphql_router,
     training_router,
     runs_router,
+    hub_router,
     uploads_router,
     control_router,
     events_router,

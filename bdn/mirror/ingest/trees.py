@@ -56,6 +56,20 @@ class CommitTrees:
         content = [await asyncio.to_thread(manifests.document, self.surveyor.store, page) for page in found]
         return Page[HubFile](items=list(map(_hub_file, listed_in(content))), next_cursor=following)
 
+    async def files(
+        self, source: HuggingFaceUri, organisation: str, *, is_held: bool = True
+    ) -> dict[str, ListedFile] | None:
+        """All files of a commit by path, as ``page``; None instead of ``NotFoundError``."""
+        try:
+            pages = await self._pages(source, source.commit or "", organisation, None, is_held=is_held)
+        except NotFoundError:
+            return None
+        return await asyncio.to_thread(self._read, pages)
+
+    def _read(self, pages: Sequence[Digest]) -> dict[str, ListedFile]:
+        contents = (manifests.document(self.surveyor.store, page) for page in pages)
+        return {file.path: file for file in listed_in(contents)}
+
     async def _pages(
         self, uri: HuggingFaceUri, commit: str, organisation: str, team: str | None, *, is_held: bool
     ) -> Sequence[Digest]:

@@ -1,0 +1,77 @@
+"""A caller's own requests to the hub's API, sent with the caller's token, which is kept nowhere."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+from huggingface_hub import get_session
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from bdn.sources.huggingface.session import HubUnreachableError, one_attempt
+from bdn.sources.settings import UpstreamSettings
+
+_PATIENCE: Final = httpx2.Timeout(20.0, connect=1.5)  # seconds: the caller waits
+_LARGEST: Final = 64 * 1024**2  # bytes of one answer of the API
+_PASSED: Final = ("content-type", "x-repo-commit", "x-error-code", "x-error-message")
+_OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class HubReply:
+    """``next_page`` is the target of the next page of a listing, at the hub."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    next_page: str | None = None
+
+
+@dataclass(frozen=True)
+class HubForwarder:
+    settings: UpstreamSettings
+
+    @property
+    def endpoint(self) -> str:
+        return self.settings.hf_endpoint.rstrip("/")
+
+    async def ask(
+        self, method: str, target: str, authorization: str | None, *, content_type: str = "", body: str = ""
+    ) -> HubReply | None:
+        """The hub's answer, without headers that lead around BDN. None: the hub does not answer, or answers that it is down.
+
+        Raises ``EgressRefusedError``: the hub's address is not allowed.
+        """
+        headers = {"Authorization": authorization} if authorization else {}
+        if content_type:
+            headers["Content-Type"] = content_type
+        return await asyncio.to_thread(self._ask, method, target, headers, body.encode())
+
+    def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HubReply | None:
+        egress = self.settings.egress
+        egress.admit(urlsplit(self.endpoint).hostname or "")
+        try:
+            with one_attempt(egress, self.endpoint):
+                response = get_session().request(
+                    method,
+                    f"{self.endpoint}{target}",
+                    headers=dict(headers),
+                    content=body or None,
+                    follow_redirects=False,
+                    timeout=_PATIENCE,
+                )
+        except HfHubHTTPError as error:  # the statuses that the SDK would repeat
+            response = error.response
+        except (HubUnreachableError, OfflineModeIsEnabled, httpx2.HTTPError):
+            return None
+        if response.status_code in _OUTAGES or len(response.content) > _LARGEST:
+            return None
+        passed = {name: response.headers[name] for name in _PASSED if name in response.headers}
+        return HubReply(response.status_code, passed, response.content, self._next_page(response))
+
+    def _next_page(self, response: httpx2.Response) -> str | None:
+        """A link to another host is not followed: the caller's token would go there."""
+        link = response.links.get("next", {}).get("url", "")
+        return link.removeprefix(self.endpoint) if link.startswith(f"{self.endpoint}/") else None

@@ -1,0 +1,50 @@
+"""Requests of hub clients that an agent's gateway passes to the mirror: requests and answers of ``POST /hub``."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from bdn.wire.mirror_schema import ManifestName
+from bdn.wire.shapes import StrictModel
+
+LONGEST_TARGET: Final = 8192
+_EXAMPLE: Final[dict[str, JsonValue]] = {"method": "GET", "target": "/api/models/org/model/revision/main"}
+
+
+class HubRequest(StrictModel, json_schema_extra={"examples": [_EXAMPLE]}):
+    """A client's request. ``authorization`` is its header, which the mirror sends to the hub and nowhere else.
+
+    ``body`` is a form, as ``content_type`` says, or JSON.
+    """
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    method: Literal["GET", "HEAD", "POST"]
+    target: Annotated[str, Field(min_length=1, max_length=LONGEST_TARGET, pattern=r"^/[\x21-\x7e]*$")]
+    authorization: Annotated[str | None, Field(max_length=4096, repr=False)] = None
+    content_type: Annotated[str, Field(max_length=256)] = ""
+    body: Annotated[str, Field(max_length=1024**2)] = ""
+
+
+class HubContent(BaseModel):
+    """Where an agent finds a file: at ``path`` of a manifest, which ``grant`` lets it read."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    manifest: ManifestName
+    path: str
+    size: Annotated[int, Field(ge=0)]
+    grant: Annotated[str, Field(repr=False)]
+
+
+class HubAnswer(BaseModel):
+    """The answer to the client. With ``content``, its body is the file.
+
+    ``is_pending``: the mirror copies the file; the agent repeats the request.
+    """
+
+    status: Annotated[int, Field(ge=100, le=599)] = 200
+    headers: dict[str, str] = {}
+    body: str = ""
+    content: HubContent | None = None
+    is_pending: bool = False

@@ -1,0 +1,184 @@
+"""The hub gateway: the hub's own API on this node, for clients with ``HF_ENDPOINT``.
+
+What a client asks goes to the mirror, which answers all but files. A file is filled into the node's cache and sent from
+there. Nothing here knows a token: the header passes through.
+"""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from bdn.core.cache.index import Holder
+from bdn.core.chunk import Digest
+from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, LimitExceededError, NotFoundError
+from bdn.core.pace.rate_limit import TrafficClass
+from bdn.disk.durable import disk_errors
+from bdn.net.api_clients import MirrorClient
+from bdn.net.api_server import bind_tcp, describe_validation, serving
+from bdn.wire.http_fields import (
+    LONGEST_WAIT_SECONDS,
+    UnsatisfiableRangeError,
+    format_content_range,
+    is_loopback,
+    parse_range,
+)
+from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
+from node_agent.app import Agent
+from node_agent.background_tasks import in_thread
+from node_agent.fill.provision import FillRequest
+from node_agent.stage.lifecycle import Lifecycle
+
+logger = logging.getLogger(__name__)
+_PIECE: Final = 4 * 1024**2
+_LARGEST_BODY: Final = 1024**2
+_ATTEMPTS: Final = 3  # while cached files change
+_WAIT_SECONDS: Final = LONGEST_WAIT_SECONDS / 2
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """``lifecycle`` fills files, and verifies those that another program changed."""
+
+    client: MirrorClient
+    lifecycle: Lifecycle
+
+    async def respond(self, request: Request) -> Response:
+        try:
+            asked = await _asked(request)
+            answer = await self._answer(asked, request)
+            if answer.content is None:
+                return _response(answer, request)
+            return await self._file(answer, answer.content, request.headers.get("range"))
+        except (LimitExceededError, InvalidRequestError) as error:
+            return _refusal(400, str(error))
+        except BdnError as error:  # never 401, which clients take for "no such repository"
+            logger.warning("cannot answer a client of the hub gateway: %s", error)
+            return _refusal(504 if error.transient else 503, str(error))
+
+    async def _answer(self, asked: HubRequest, request: Request) -> HubAnswer:
+        """Waits for the copy of a file. Raises ``ClientDisconnect`` if its client does not."""
+        answer = await self.client.ask_hub(asked, _WAIT_SECONDS)
+        while answer.is_pending:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            answer = await self.client.ask_hub(asked, _WAIT_SECONDS)
+        return answer
+
+    async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None) -> Response:
+        size, headers = content.size, dict(answer.headers)
+        try:
+            part = parse_range(wanted, size)
+        except UnsatisfiableRangeError:
+            return _refusal(
+                416, "no byte of the file is in this range", {**headers, "content-range": f"bytes */{size}"}
+            )
+        start, stop, status = 0, size, 200
+        if part is not None:
+            start, stop, status = part.start, part.stop, 206
+            headers["content-range"] = format_content_range(part, size)
+        headers["content-length"] = str(stop - start)
+        file = await self._opened(content) if size else None
+        return StreamingResponse(_sent(file, start, stop), status, headers)
+
+    async def _opened(self, content: HubContent) -> FileIO:
+        """Fill the file, and open it: an open file stays readable when the cache evicts it."""
+        manifest = Digest.parse(content.manifest)
+        provision, cache = self.lifecycle.provision, self.lifecycle.cache
+        holder = Holder(f"gateway-{token_hex(8)}", "gateway")
+        held = await provision.catalogue.obtain(manifest, content.grant, is_complete=cache.index.is_complete(manifest))
+        digest = next((file.digest for file in held.manifest.files if file.path == content.path), None)
+        if digest is None:
+            raise NotFoundError(f"{content.path} of manifest {manifest}")
+        wanted = frozenset({digest})
+        request = FillRequest([manifest], content.grant, holder, TrafficClass.STAGE, lambda *_: None, wanted)
+        try:
+            for _ in range(_ATTEMPTS):
+                await provision.run(request)
+                if not await in_thread(cache.files.whole.changed, wanted):
+                    return await in_thread(_open, cache.files.whole.places.file(digest))
+                await self.lifecycle.settle(wanted)
+        finally:
+            await cache.leave(holder.stage_id)
+        raise DiskFailedError(str(cache.files.whole.places.file(digest)), "the file changes again and again")
+
+
+def _open(path: Path) -> FileIO:
+    with disk_errors(path):
+        return FileIO(path)
+
+
+async def _sent(file: FileIO | None, start: int, stop: int) -> AsyncIterator[bytes]:
+    if file is None:
+        return
+    with file:
+        while start < stop and (piece := await in_thread(os.pread, file.fileno(), min(_PIECE, stop - start), start)):
+            start += len(piece)
+            yield piece
+
+
+async def _asked(request: Request) -> HubRequest:
+    """The request with its target as the client wrote it: a revision such as ``refs%2Fpr%2F1`` is one segment.
+
+    Raises ``InvalidRequestError``.
+    """
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LARGEST_BODY:
+            raise LimitExceededError("bytes of the request", len(body), _LARGEST_BODY)
+    given = {
+        "method": request.method,
+        "target": f"{path}?{query}" if query else path,
+        "authorization": request.headers.get("authorization"),
+        "content_type": request.headers.get("content-type", ""),
+        "body": body.decode("utf-8", "replace"),
+    }
+    try:
+        return HubRequest.model_validate(given)
+    except ValidationError as error:
+        raise InvalidRequestError(f"not a request of a hub client: {describe_validation(error.errors())}") from None
+
+
+def _response(answer: HubAnswer, request: Request) -> Response:
+    headers = dict(answer.headers)
+    if (link := headers.get("link", "")).startswith("</"):
+        headers["link"] = f"<{str(request.base_url).rstrip('/')}{link[1:]}"
+    return Response(None if request.method == "HEAD" else answer.body, answer.status, headers)
+
+
+def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    said = message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ")
+    kept = {name: value for name, value in (headers or {}).items() if name != "content-length"}
+    return Response(
+        f"{message}\n", status, {**kept, "x-error-message": said, "content-type": "text/plain; charset=utf-8"}
+    )
+
+
+@asynccontextmanager
+async def serving_gateway(agent: Agent) -> AsyncIterator[None]:
+    """Serve the gateway, if it has an address. Raises ``InUseError``, ``InvalidRequestError``: it cannot be opened."""
+    settings = agent.settings
+    async with AsyncExitStack() as stack:
+        if settings.gateway is not None:
+            host, port = settings.gateway
+            gateway = Gateway(agent.client, agent.stages.lifecycle)
+            methods = ["GET", "HEAD", "POST"]
+            app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=methods)])
+            listener, is_local = bind_tcp(host, port), is_loopback(host)
+            certificate = None if is_local else agent.certificate
+            await stack.enter_async_context(serving(app, listener, is_local=is_local, certificate=certificate))
+            logger.info("hub gateway started", extra={"address": f"{host}:{listener.getsockname()[1]}"})
+        yield
