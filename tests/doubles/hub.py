@@ -7,13 +7,14 @@
 
 LFS files are redirected to a second origin, the "CDN", by signed links that expire. Repositories with ``is_xet`` say so in
 listings and heads, as the hub's do, and are served by the CDN all the same: that is the hub's bridge for clients that do not
-speak xet. There is no xet behind it. What the real hub does was read from the client's source, its issues
-(huggingface_hub #4815, huggingface.js #945) and its documentation.
+speak xet. There is no xet behind it, although tokens for it are given out. What the real hub does was read from the client's
+source, its issues (huggingface_hub #4815, huggingface.js #945) and its documentation.
 """
 
 import base64
 import hmac
 import json
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,12 +25,18 @@ from urllib.parse import parse_qs, quote, unquote
 from tests.doubles.faults import Fault, Script
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.hub_bucket import BucketCall, HubBucket
-from tests.doubles.hub_repository import Commit, HubFile, HubRepository, Json, Kind
+from tests.doubles.hub_documents import commit_entry, discussions, expanded, refs, whoami
+from tests.doubles.hub_repository import COMMITTED_AT, Commit, HubFile, HubRepository, Json, Kind
 from tests.doubles.request_log import RequestLog
 
-KINDS: dict[str, Kind] = {"models": "model", "datasets": "dataset", "spaces": "space"}
-OPERATIONS = frozenset({"revision", "tree", "auth-check"})
+KINDS: dict[str, Kind] = {"models": "model", "datasets": "dataset", "spaces": "space", "kernels": "kernel"}
+OPERATIONS = frozenset(
+    {"revision", "tree", "auth-check", "paths-info", "refs", "commits", "discussions", "xet-read-token"}
+)
+OF_BYTES = frozenset({"auth-check", "resolve", "resolve-cache", "xet-read-token"})
 LINK_SECONDS = 3600
+XET_TOKEN = "xet_double"
+EXPANDED_PAGE = 50  # entries of a page, at most, where each names its last commit; commits of a page
 
 
 class Cdn(Origin):
@@ -81,8 +88,8 @@ class _Call:
 class Hub:
     """Hub and CDN on free ports of the loopback, from ``with`` until its end.
 
-    ``token`` belongs to the owner of every repository; ``stranger_token`` is valid, but may read only what is open and
-    what :meth:`HubRepository.allow` gives it.
+    ``token`` belongs to the owner of every repository; ``stranger_token``, like each that :meth:`user` returns, is valid, but
+    may read only what is open and what :meth:`HubRepository.allow` gives it.
     """
 
     token = "hf_owner"
@@ -93,6 +100,7 @@ class Hub:
         self.script = Script()
         self.repositories: dict[tuple[Kind, str], HubRepository] = {}
         self.buckets: dict[str, HubBucket] = {}
+        self._names = {self.token: "owner", self.stranger_token: "stranger"}
         self._page_size = page_size
         self.links_to: str | None = None  # what a link to the next page begins with; None: the hub's own address
         self._origin = Origin("hub", self._respond, log=self.log, script=self.script)
@@ -128,6 +136,12 @@ class Hub:
         repository = HubRepository(repo_id, kind, private, "manual" if gated is True else gated)
         self.repositories[kind, repo_id] = repository
         return repository
+
+    def user(self, name: str) -> str:
+        """A new token of an account without any repository."""
+        token = f"hf_{name}{secrets.token_hex(8)}"
+        self._names[token] = name
+        return token
 
     def bucket(self, bucket_id: str, *, private: bool = False, sends_bytes: bool = False) -> HubBucket:
         """A new, empty bucket."""
@@ -173,8 +187,10 @@ class Hub:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if path == "/api/agent-harnesses":
             return json_answer({"standardEnvVars": [], "harnesses": {}})
-        if token not in ("", self.token, self.stranger_token):
+        if token not in ("", *self._names) or (path == "/api/whoami-v2" and not token):
             return refusal(401, "", "Invalid credentials in Authorization header")
+        if path == "/api/whoami-v2":
+            return json_answer(whoami(self._names[token]))
         if bucket_call := BucketCall.of(path):
             return self._about_bucket(bucket_call, request, token)
         call = _parse(path)
@@ -190,11 +206,18 @@ class Hub:
         if repository.disabled:
             return refusal(403, "", "Access to this resource is disabled.")
         # Descriptions and listings of gated repositories are open; the bytes are not (huggingface.js#945).
-        if call.operation in ("auth-check", "resolve", "resolve-cache") and repository.gated and not may_read:
+        if call.operation in OF_BYTES and repository.gated and not may_read:
             return gated_refusal(repository, anonymous=not token)
-        if call.operation == "auth-check":
-            return json_answer({})
-        return self._at_revision(repository, call, request)
+        match call.operation:
+            case "auth-check":
+                answer = json_answer({})
+            case "refs":
+                answer = json_answer(refs(repository, parse_qs(request.url.query)))
+            case "discussions":
+                answer = json_answer(discussions(repository))
+            case _:
+                answer = self._at_revision(repository, call, request)
+        return answer
 
     def _at_revision(self, repository: HubRepository, call: _Call, request: Request) -> Answer:
         commit, query = repository.find(call.revision), parse_qs(request.url.query)
@@ -202,11 +225,39 @@ class Hub:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {call.revision}")
         match call.operation:
             case "tree":
-                return self._tree(commit, call, query, request.url.path)
+                answer = self._tree(commit, call, query, request.url.path)
+            case "paths-info":
+                answer = paths_info(commit, parse_qs(request.body.decode()))
+            case "commits":
+                answer = self._commits(commit, query, request.url.path)
+            case "xet-read-token":
+                answer = self._xet_token(repository)
             case "resolve" | "resolve-cache":
-                return self._file(repository, commit, call)
+                answer = self._file(repository, commit, call)
             case _:
-                return json_answer(description(repository, commit, query))
+                answer = json_answer(description(repository, commit, query))
+        return answer
+
+    def _xet_token(self, repository: HubRepository) -> Answer:
+        if not repository.is_xet:
+            return refusal(404, "", "Not found")
+        expires = int(time.time()) + LINK_SECONDS
+        document: Json = {"casUrl": f"{self.cdn_url}/xet", "exp": expires, "accessToken": XET_TOKEN}
+        headers = {
+            "X-Xet-Cas-Url": f"{self.cdn_url}/xet",
+            "X-Xet-Access-Token": XET_TOKEN,
+            "X-Xet-Token-Expiration": str(expires),
+        }
+        return json_answer(document, headers=headers)
+
+    def _commits(self, commit: Commit, query: Mapping[str, list[str]], path: str) -> Answer:
+        history = list(commit.history)
+        size, page = int(query.get("limit", [str(EXPANDED_PAGE)])[0]), int(query.get("p", ["0"])[0])
+        start, stop = size * page, size * (page + 1)
+        headers = {"X-Total-Count": str(len(history))}
+        if stop < len(history):
+            headers["Link"] = f'<{self.links_to or self.url}{path}?p={page + 1}&limit={size}>; rel="next"'
+        return json_answer([commit_entry(one) for one in history[start:stop]], headers=headers)
 
     def _about_bucket(self, call: BucketCall, request: Request, token: str) -> Answer:
         bucket = self.buckets.get(call.bucket_id)
@@ -244,18 +295,24 @@ class Hub:
         entries = [entry for entry in commit.tree if str(entry["path"]).startswith(below)]
         if below and not entries:
             return entry_not_found(commit)
-        if query.get("recursive", ["false"])[0].lower() != "true":
+        if not is_true(query, "recursive"):
             entries = [entry for entry in entries if "/" not in str(entry["path"]).removeprefix(below)]
-        return self._page(entries, query, path)
+        if not is_true(query, "expand"):
+            return self._page(entries, query, path)
+        size = min(self._page_size, EXPANDED_PAGE)
+        return self._page([expanded(commit, entry) for entry in entries], query, path, size)
 
-    def _page(self, entries: Sequence[Json], query: Mapping[str, list[str]], path: str) -> Answer:
+    def _page(
+        self, entries: Sequence[Json], query: Mapping[str, list[str]], path: str, page_size: int | None = None
+    ) -> Answer:
+        size = page_size or self._page_size
         start = int(base64.urlsafe_b64decode(query["cursor"][0])) if "cursor" in query else 0
-        stop = start + self._page_size
+        stop = start + size
         headers = {}
         if stop < len(entries):
             cursor = base64.urlsafe_b64encode(str(stop).encode()).decode()
             kept = "&".join(f"{name}={query[name][0]}" for name in ("recursive", "expand") if name in query)
-            link = f"{self.links_to or self.url}{path}?{kept}&limit={self._page_size}&cursor={quote(cursor, safe='')}"
+            link = f"{self.links_to or self.url}{path}?{kept}&limit={size}&cursor={quote(cursor, safe='')}"
             headers["Link"] = f'<{link}>; rel="next"'
         return json_answer(entries[start:stop], headers=headers)
 
@@ -309,13 +366,23 @@ def description(repository: HubRepository, commit: Commit, query: Mapping[str, l
         "private": repository.private,
         "gated": repository.gated,
         "disabled": repository.disabled,
-        "lastModified": "2026-01-02T03:04:05.000Z",
+        "lastModified": COMMITTED_AT,
         "tags": [],
         "siblings": siblings,
     }
     if "expand" in query:
         properties = {name: value for name, value in properties.items() if name in query["expand"]}
     return {"_id": "6512bd43d9caa6e02c990b0a", "id": repository.repo_id, **properties}
+
+
+def is_true(query: Mapping[str, list[str]], name: str) -> bool:
+    return query.get(name, ["false"])[0].lower() == "true"
+
+
+def paths_info(commit: Commit, form: Mapping[str, list[str]]) -> Answer:
+    """Entries of the tree; a path that does not exist is ignored."""
+    entries = [entry for entry in commit.tree if entry["path"] in form.get("paths", [])]
+    return json_answer([expanded(commit, entry) for entry in entries] if is_true(form, "expand") else entries)
 
 
 def file_answer(file: HubFile, headers: Mapping[str, str]) -> Answer:

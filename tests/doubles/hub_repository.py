@@ -1,7 +1,7 @@
 """A repository of the hub double: commits, what names them, and what a listing says about their files."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -9,11 +9,12 @@ from typing import Literal
 
 from tests.doubles.content import Content, git_blob_of, lfs_pointer_of, sha256_of, size_of
 
-Kind = Literal["model", "dataset", "space"]
+Kind = Literal["model", "dataset", "space", "kernel"]
 Json = Mapping[str, "Json"] | Sequence["Json"] | str | int | bool | None
 
 LFS_SUFFIXES = frozenset({".bin", ".gguf", ".h5", ".onnx", ".parquet", ".pt", ".safetensors"})
 LFS_FROM_BYTES = 10 * 1024 * 1024  # the hub refuses larger files in git itself
+COMMITTED_AT = "2026-01-02T03:04:05.000Z"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,30 @@ class HubFile:
 class Commit:
     sha: str
     files: Mapping[str, HubFile]
+    parent: "Commit | None" = None
+    title: str = ""
+
+    @property
+    def history(self) -> Iterator["Commit"]:
+        """This commit and those before it, newest first."""
+        commit: Commit | None = self
+        while commit:
+            yield commit
+            commit = commit.parent
+
+    def last_change(self, path: str) -> "Commit":
+        """The newest commit in which a file, or the files below a folder, became what they are here."""
+        at = self
+        while at.parent and at.parent.below(path) == self.below(path):
+            at = at.parent
+        return at
+
+    def below(self, path: str) -> dict[str, HubFile]:
+        return {name: file for name, file in self.files.items() if f"{name}/".startswith(f"{path}/")}
+
+    @property
+    def brief(self) -> dict[str, Json]:
+        return {"id": self.sha, "title": self.title, "date": COMMITTED_AT}
 
     @cached_property
     def tree(self) -> tuple[dict[str, Json], ...]:
@@ -101,8 +126,8 @@ class HubRepository:
         A new branch starts at what ``main`` is.
         """
         ref = branch if branch.startswith("refs/") else f"refs/heads/{branch}"
-        parent = self.refs.get(ref) or self.refs.get("refs/heads/main")
-        tree = dict(self.commits[parent].files) if parent else {}
+        parent = self.commits.get(self.refs.get(ref) or self.refs.get("refs/heads/main") or "")
+        tree = dict(parent.files) if parent else {}
         for path, content in files.items():
             if content is None:
                 del tree[path]
@@ -110,7 +135,7 @@ class HubRepository:
                 tree[path] = HubFile(path, content, self.is_xet)
         name = f"{self.kind} {self.repo_id} {len(self.commits)}"
         sha = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
-        self.commits[sha] = Commit(sha, tree)
+        self.commits[sha] = Commit(sha, tree, parent, f"Commit {len(self.commits)}")
         self.refs[ref] = sha
         return sha
 
