@@ -4,6 +4,7 @@ What a client asks goes to the mirror, which answers all but files. A file is fi
 there. Nothing here knows a token: the header passes through.
 """
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -16,7 +17,7 @@ from typing import Final
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -28,7 +29,6 @@ from bdn.disk.durable import disk_errors
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import bind_tcp, describe_validation, serving
 from bdn.wire.http_fields import (
-    LONGEST_WAIT_SECONDS,
     UnsatisfiableRangeError,
     format_content_range,
     is_loopback,
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 _PIECE: Final = 4 * 1024**2
 _LARGEST_BODY: Final = 1024**2
 _ATTEMPTS: Final = 3  # while cached files change
-_WAIT_SECONDS: Final = LONGEST_WAIT_SECONDS / 2
+_PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
+_LONGEST_PAUSE_SECONDS: Final = 300
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class Gateway:
     async def respond(self, request: Request) -> Response:
         try:
             asked = await _asked(request)
-            answer = await self._answer(asked, request)
+            answer = await self._answer(asked)
+            if answer.is_pending:
+                return _come_again(answer.eta_seconds)
             if answer.content is None:
                 return _response(answer, request)
             return await self._file(answer, answer.content, request.headers.get("range"))
@@ -67,14 +70,14 @@ class Gateway:
             logger.warning("cannot answer a client of the hub gateway: %s", error)
             return _refusal(504 if error.transient else 503, str(error))
 
-    async def _answer(self, asked: HubRequest, request: Request) -> HubAnswer:
-        """Waits for the copy of a file. Raises ``ClientDisconnect`` if its client does not."""
-        answer = await self.client.ask_hub(asked, _WAIT_SECONDS)
-        while answer.is_pending:
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            answer = await self.client.ask_hub(asked, _WAIT_SECONDS)
-        return answer
+    async def _answer(self, asked: HubRequest) -> HubAnswer:
+        """Waits a moment for the copy of a file: a client that waits longer for a byte gives up."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PATIENCE_SECONDS
+        while True:
+            answer = await self.client.ask_hub(asked, max(0.0, until - loop.time()))
+            if not answer.is_pending or loop.time() >= until:
+                return answer
 
     async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None) -> Response:
         size, headers = content.size, dict(answer.headers)
@@ -157,6 +160,13 @@ def _response(answer: HubAnswer, request: Request) -> Response:
     if (link := headers.get("link", "")).startswith("</"):
         headers["link"] = f"<{str(request.base_url).rstrip('/')}{link[1:]}"
     return Response(None if request.method == "HEAD" else answer.body, answer.status, headers)
+
+
+def _come_again(eta_seconds: float | None) -> Response:
+    """The hub's client repeats such a request five times."""
+    seconds = max(1, min(_LONGEST_PAUSE_SECONDS, int(eta_seconds or 1)))
+    said = "BDN copies this file from the hub for the first time"
+    return _refusal(429, said, {"retry-after": str(seconds), "x-hf-warning": f"bdn; {said}"})
 
 
 def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -40,7 +40,7 @@ class HubContent(BaseModel):
 class HubAnswer(BaseModel):
     """The answer to the client. With ``content``, its body is the file.
 
-    ``is_pending``: the mirror copies the file; the agent repeats the request.
+    ``is_pending``: the mirror copies the file, for ``eta_seconds`` if known; the agent repeats the request.
     """
 
     status: Annotated[int, Field(ge=100, le=599)] = 200
@@ -48,3 +48,4 @@ class HubAnswer(BaseModel):
     body: str = ""
     content: HubContent | None = None
     is_pending: bool = False
+    eta_seconds: float | None = None

@@ -9,8 +9,10 @@ import asyncio
 import fnmatch
 import hmac
 import json
+import logging
 import re
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,7 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, NotFoundError, UpstreamUnavailableError
+from bdn.core.errors import BdnError, InternalError, NotFoundError, UpstreamUnavailableError
 from bdn.core.listing import ListedFile
 from bdn.core.source.upstream import ChecksumKind, Identity
 from bdn.core.source.uri import (
@@ -42,12 +44,14 @@ from bdn.sources.huggingface.forwarding import HubForwarder, HubReply
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
-from bdn.wire.mirror_schema import TERMINAL, WeightsSourceBody
+from bdn.wire.mirror_schema import TERMINAL, Mirror, WeightsSourceBody
 from bdn.wire.shapes import ReportedError, status_of
 
+logger = logging.getLogger(__name__)
 _SHARED_SECONDS: Final = 30.0  # of an answer of the hub, for all callers with the same token
 _MOUNT: Final = "/gateway"  # of mirrors that clients' requests began
 _PAGE: Final = 1000  # entries of a tree, as at the hub
+_FAILED_SECONDS: Final = 10.0  # until a copy that failed is tried again
 _REMEMBERED: Final = 10_000  # commits with the branch that named them
 _JSON: Final = {"content-type": "application/json; charset=utf-8"}
 _UNANSWERED: Final = "the hub does not answer, and BDN does not hold this"
@@ -123,6 +127,8 @@ class HubGateway:
     )  # revisions, by repository and commit
     _wanted: dict[str, dict[str, None]] = field(default_factory=dict)  # paths that the next mirror of a commit brings
     _bringing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _running: dict[str, str] = field(default_factory=dict)  # mirrors, by commit
+    _failed: dict[tuple[str, str], tuple[BdnError, float]] = field(default_factory=dict)  # and until when that is known
 
     async def answer(self, request: HubRequest, wait_seconds: float) -> HubAnswer:
         """Answer a client's request. Waits for a file that is being copied, then returns ``is_pending``.
@@ -315,11 +321,12 @@ class HubGateway:
             row = await self._row(call, commit.sha)
             if row is None and commit.is_stale:
                 raise _HubSilentError
+            left: float | None = None
             if row is None:
-                await self._bring(call, commit.sha, wait_seconds)
+                left = await self._bring(call, commit.sha, wait_seconds)
                 row = await self._row(call, commit.sha)
             if row is None:
-                return HubAnswer(is_pending=True)
+                return HubAnswer(is_pending=True, eta_seconds=left)
             answer.content = await self._content(row, call.path, size)
         return answer
 
@@ -345,9 +352,10 @@ class HubGateway:
         raise _RefusedError(_not_there(commit))
 
     async def _row(self, call: HubCall, sha: str) -> MirrorSourceRow | None:
-        """A mirrored source with the file, the smallest: the node makes room for all of its files."""
+        """A mirrored source with the file: the newest that clients began, else the smallest; a node makes room for all of it."""
         rows = [row for row in await self._rows(call, sha) if _selects(row, call.path)]
-        return min(rows, key=lambda row: row.bytes_total or 0, default=None)
+        began = [row for row in rows if row.mount_location == _MOUNT]
+        return began[0] if began else min(rows, key=lambda row: row.bytes_total or 0, default=None)
 
     async def _rows(self, call: HubCall, sha: str) -> list[MirrorSourceRow]:
         async with self.requests.database.read() as session:
@@ -360,52 +368,86 @@ class HubGateway:
         grant = Grant(self.rules.organisation, (mount,), database.now() + self.requests.grant_seconds)
         return HubContent(manifest=f"b3:{row.manifest}", path=path, size=size, grant=self.requests.signer.sign(grant))
 
-    async def _bring(self, call: HubCall, sha: str, wait_seconds: float) -> None:
+    async def _bring(self, call: HubCall, sha: str, wait_seconds: float) -> float | None:
         """Have the file copied. Files that are asked for while a mirror of the commit runs are in the next one.
 
-        Returns when no mirror of the commit runs any more, or after ``wait_seconds``. Raises why the file was not copied.
+        Returns when they are copied, or after ``wait_seconds`` the seconds that are left, if known. Raises why the file
+        was not copied.
         """
         name = str(replace(call.repository, revision=sha))
+        self._check_failed(name, call.path)
         self._wanted.setdefault(name, {})[call.path] = None
         if (task := self._bringing.get(name)) is None:
             task = self._bringing[name] = asyncio.create_task(self._bring_wanted(call, sha, name))
             task.add_done_callback(lambda _: self._bringing.pop(name, None))
-        done, _ = await asyncio.wait([task], timeout=wait_seconds)
-        for one in done:
-            one.result()
+        await asyncio.wait([task], timeout=wait_seconds)
+        self._check_failed(name, call.path)
+        mirror = self._running.get(name)
+        return None if mirror is None else (await self.requests.get(mirror, self.rules.organisation)).eta_seconds
+
+    def _check_failed(self, name: str, path: str) -> None:
+        error, until = self._failed.get((name, path), (None, 0.0))
+        if error is not None and time.monotonic() < until:
+            raise error
 
     async def _bring_wanted(self, call: HubCall, sha: str, name: str) -> None:
-        try:
-            while self._wanted.get(name):
-                rows = await self._rows(call, sha)
-                wanted = [path for path in self._wanted.pop(name) if not any(_selects(row, path) for row in rows)]
-                before = [row for row in rows if row.mount_location == _MOUNT]
-                known = {path for row in before[:1] for path in row.request.get("allow_patterns") or ()}
-                allow = sorted({*map(_literal, wanted), *known})
-                if wanted:
-                    await self._mirror(call, sha, allow if len(allow) <= COUNT_LIMIT else sorted(map(_literal, wanted)))
-        finally:
-            self._wanted.pop(name, None)
+        while wanted := self._wanted.pop(name, None):
+            rows = await self._rows(call, sha)
+            missing = [path for path in wanted if not any(_selects(row, path) for row in rows)]
+            try:
+                if missing and not await self._extended(call, sha, name, missing):
+                    for path in missing:  # one of them may be why
+                        await self._extended(call, sha, name, [path])
+            except Exception as error:
+                if not isinstance(error, BdnError):
+                    logger.exception("files of %s are not copied because of a bug", name)
+                self._note_failed(name, missing, error if isinstance(error, BdnError) else InternalError(repr(error)))
 
-    async def _mirror(self, call: HubCall, sha: str, allow: list[str]) -> None:
-        """Mirror these files of the commit, under the name of the branch by which clients know it."""
-        secret = self.rules.secret
+    def _note_failed(self, name: str, paths: Iterable[str], error: BdnError) -> None:
+        now = time.monotonic()
+        self._failed = {key: known for key, known in self._failed.items() if known[1] > now}
+        self._failed.update(((name, path), (error, now + _FAILED_SECONDS)) for path in paths)
+
+    async def _extended(self, call: HubCall, sha: str, name: str, paths: list[str]) -> bool:
+        """Mirror these files with those that clients asked for before, as one manifest. Returns whether it succeeded."""
+        before = [row for row in await self._rows(call, sha) if row.mount_location == _MOUNT]
+        known = before[0].request.get("allow_patterns") if before else None
+        allow = sorted({*map(_literal, paths), *(known or ())})
+        if len(allow) > COUNT_LIMIT:
+            allow = sorted(map(_literal, paths))
+        mirror = await self._mirrored(call, sha, name, allow)
+        if mirror.error is not None:
+            self._note_failed(name, paths, ReportedError(mirror.error))
+            return False
+        await self._give_up(row for row in before[1:] if set(row.request.get("allow_patterns") or ()) <= set(allow))
+        await self.requests.trees.files(replace(call.repository, revision=sha), self.rules.organisation, is_held=False)
+        return True
+
+    async def _mirrored(self, call: HubCall, sha: str, name: str, allow: list[str]) -> Mirror:
+        """Mirror files of the commit, under the name of the branch by which clients know it, until it is over."""
+        key, secret = (str(call.repository), sha), self.rules.secret
         auth = Auth(AuthMethod.CUSTOM_SECRET, {"auth_secret_name": secret}) if secret else None
-        revision = self._named.get((str(call.repository), sha), sha)
+        revision = self._named.get(key, sha)
         uri = replace(call.repository, revision=revision)
         wanted = WeightsSource(uri, _MOUNT, Patterns(tuple(allow)), auth)
         mirror = await self.requests.request([wanted], self.rules.organisation)
-        while mirror.status not in TERMINAL:
-            mirror = await self.requests.wait(mirror.id, self.rules.organisation, LONGEST_WAIT_SECONDS)
-        if mirror.error is not None:
-            raise ReportedError(mirror.error)
-        if (
-            revision != sha and mirror.sources[0].resolved_revision != sha
-        ):  # the branch has moved: this commit by its name
-            self._named.pop((str(call.repository), sha), None)
-            await self._mirror(call, sha, allow)
-            return
-        await self.requests.trees.files(replace(uri, revision=sha), self.rules.organisation, is_held=False)
+        self._running[name] = mirror.id
+        try:
+            while mirror.status not in TERMINAL:
+                mirror = await self.requests.wait(mirror.id, self.rules.organisation, LONGEST_WAIT_SECONDS)
+        finally:
+            del self._running[name]
+        if mirror.error is None and mirror.sources[0].resolved_revision != sha:
+            self._named.pop(key, None)  # the branch has moved; this commit is known by its own name from now on
+            return await self._mirrored(call, sha, name, allow)
+        return mirror
+
+    async def _give_up(self, replaced: Iterable[MirrorSourceRow]) -> None:
+        """Manifests that a later one contains. The newest of them stays: nodes may be reading it."""
+        database, names = self.requests.database, sorted({str(row.manifest) for row in replaced})
+        async with database.write() as session:
+            await manifests.lock(session, names)
+            await mirrors.give_up(session, self.rules.organisation, names, "", database.now())
 
 
 def _selects(row: MirrorSourceRow, path: str) -> bool:
