@@ -23,7 +23,14 @@ from starlette.routing import Route
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, LimitExceededError, NotFoundError
+from bdn.core.errors import (
+    BdnError,
+    DiskFailedError,
+    InternalError,
+    InvalidRequestError,
+    LimitExceededError,
+    NotFoundError,
+)
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.durable import disk_errors
 from bdn.net.api_clients import MirrorClient
@@ -36,7 +43,7 @@ from bdn.wire.http_fields import (
 )
 from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
 from node_agent.app import Agent
-from node_agent.background_tasks import in_thread
+from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.fill.provision import FillRequest
 from node_agent.stage.lifecycle import Lifecycle
 
@@ -45,6 +52,7 @@ _PIECE: Final = 4 * 1024**2
 _LARGEST_BODY: Final = 1024**2
 _ATTEMPTS: Final = 3  # while cached files change
 _PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
+_PAUSE_SECONDS: Final = 5  # between two requests of a client, if nobody knows how long the copy takes
 _LONGEST_PAUSE_SECONDS: Final = 300
 
 
@@ -54,46 +62,69 @@ class Gateway:
 
     client: MirrorClient
     lifecycle: Lifecycle
+    background: BackgroundTasks
 
     async def respond(self, request: Request) -> Response:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PATIENCE_SECONDS
         try:
             asked = await _asked(request)
-            answer = await self._answer(asked)
+            answer = await self._answer(asked, until)
             if answer.is_pending:
                 return _come_again(answer.eta_seconds)
             if answer.content is None:
                 return _response(answer, request)
-            return await self._file(answer, answer.content, request.headers.get("range"))
+            return await self._file(answer, answer.content, request.headers.get("range"), until)
         except (LimitExceededError, InvalidRequestError) as error:
             return _refusal(400, str(error))
         except BdnError as error:  # never 401, which clients take for "no such repository"
             logger.warning("cannot answer a client of the hub gateway: %s", error)
             return _refusal(504 if error.transient else 503, str(error))
 
-    async def _answer(self, asked: HubRequest) -> HubAnswer:
+    async def _answer(self, asked: HubRequest, until: float) -> HubAnswer:
         """Waits a moment for the copy of a file: a client that waits longer for a byte gives up."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PATIENCE_SECONDS
         while True:
             answer = await self.client.ask_hub(asked, max(0.0, until - loop.time()))
             if not answer.is_pending or loop.time() >= until:
                 return answer
 
-    async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None) -> Response:
+    async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None, until: float) -> Response:
         size, headers = content.size, dict(answer.headers)
         try:
             part = parse_range(wanted, size)
         except UnsatisfiableRangeError:
-            return _refusal(
-                416, "no byte of the file is in this range", {**headers, "content-range": f"bytes */{size}"}
-            )
+            said = "no byte of the file is in this range"
+            return _refusal(416, said, {**headers, "content-range": f"bytes */{size}"})
         start, stop, status = 0, size, 200
         if part is not None:
             start, stop, status = part.start, part.stop, 206
             headers["content-range"] = format_content_range(part, size)
         headers["content-length"] = str(stop - start)
-        file = await self._opened(content) if size else None
-        return StreamingResponse(_sent(file, start, stop), status, headers)
+        if not size:
+            return Response(b"", status, headers)
+        opening: asyncio.Future[FileIO] = asyncio.get_running_loop().create_future()
+        self.background.start(self._open_for(opening, content), "hub gateway: fill")
+        await asyncio.wait([opening], timeout=max(0.0, until - asyncio.get_running_loop().time()))
+        if not opening.done():
+            opening.cancel()
+            return _come_again(None)
+        return StreamingResponse(_sent(opening.result(), start, stop), status, headers)
+
+    async def _open_for(self, opening: asyncio.Future[FileIO], content: HubContent) -> None:
+        """Fill to the end, also if the client does not wait: it comes again."""
+        try:
+            file = await self._opened(content)
+        except Exception as error:
+            if not isinstance(error, BdnError):
+                logger.exception("a file of the hub gateway is not filled because of a bug")
+            if not opening.done():
+                opening.set_exception(error if isinstance(error, BdnError) else InternalError(repr(error)))
+        else:
+            if opening.done():
+                file.close()
+            else:
+                opening.set_result(file)
 
     async def _opened(self, content: HubContent) -> FileIO:
         """Fill the file, and open it: an open file stays readable when the cache evicts it."""
@@ -122,9 +153,7 @@ def _open(path: Path) -> FileIO:
         return FileIO(path)
 
 
-async def _sent(file: FileIO | None, start: int, stop: int) -> AsyncIterator[bytes]:
-    if file is None:
-        return
+async def _sent(file: FileIO, start: int, stop: int) -> AsyncIterator[bytes]:
     with file:
         while start < stop and (piece := await in_thread(os.pread, file.fileno(), min(_PIECE, stop - start), start)):
             start += len(piece)
@@ -164,7 +193,7 @@ def _response(answer: HubAnswer, request: Request) -> Response:
 
 def _come_again(eta_seconds: float | None) -> Response:
     """The hub's client repeats such a request five times."""
-    seconds = max(1, min(_LONGEST_PAUSE_SECONDS, int(eta_seconds or 1)))
+    seconds = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS if eta_seconds is None else int(eta_seconds))
     said = "BDN copies this file from the hub for the first time"
     return _refusal(429, said, {"retry-after": str(seconds), "x-hf-warning": f"bdn; {said}"})
 
@@ -184,7 +213,8 @@ async def serving_gateway(agent: Agent) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         if settings.gateway is not None:
             host, port = settings.gateway
-            gateway = Gateway(agent.client, agent.stages.lifecycle)
+            background = await stack.enter_async_context(BackgroundTasks())
+            gateway = Gateway(agent.client, agent.stages.lifecycle, background)
             methods = ["GET", "HEAD", "POST"]
             app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=methods)])
             listener, is_local = bind_tcp(host, port), is_loopback(host)
