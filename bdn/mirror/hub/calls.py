@@ -60,3 +60,7 @@ class HubCall:
     def api(self) -> str:
         """The address of the repository at the hub's API."""
         return f"/api/{self.kind}s/{quote(self.repo_id)}"
+
+    def moved(self, target: str, there: "HubCall") -> str:
+        """The target at the repository's new name; the hub redirects from old names, such as ``gpt2``."""
+        return target.replace(f"/{quote(self.repo_id)}/", f"/{quote(there.repo_id)}/", 1)

@@ -204,6 +204,8 @@ class HubGateway:
         reply = await self._share(question)
         if reply is None:
             return await self._last_commit(call)
+        if reply.moved_to is not None and (there := HubCall.of(urlsplit(reply.moved_to).path)) is not None:
+            raise _RefusedError(HubAnswer(status=307, headers={"location": call.moved(request.target, there)}))
         if reply.status != 200:
             raise _RefusedError(_answer_of(reply))
         described = _document(reply.body)
@@ -482,6 +484,8 @@ def _answer_of(reply: HubReply) -> HubAnswer:
     body = reply.body.decode("utf-8", "replace") if document is None else json.dumps(_without_xet(document))
     if reply.next_page is not None:
         headers["link"] = f'<{reply.next_page}>; rel="next"'
+    if reply.moved_to is not None:
+        headers["location"] = reply.moved_to
     return HubAnswer(status=reply.status, headers=headers, body=body)
 
 

@@ -21,12 +21,13 @@ _OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class HubReply:
-    """``next_page`` is the target of the next page of a listing, at the hub."""
+    """``next_page`` is the target of the next page of a listing, ``moved_to`` that of a redirect, both at the hub."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     next_page: str | None = None
+    moved_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ class HubForwarder:
         if response.status_code in _OUTAGES or len(response.content) > _LARGEST:
             return None
         passed = {name: response.headers[name] for name in _PASSED if name in response.headers}
-        return HubReply(response.status_code, passed, response.content, self._next_page(response))
+        next_page, moved_to = response.links.get("next", {}).get("url"), response.headers.get("location")
+        return HubReply(response.status_code, passed, response.content, self._target(next_page), self._target(moved_to))
 
-    def _next_page(self, response: httpx2.Response) -> str | None:
-        """A link to another host is not followed: the caller's token would go there."""
-        link = response.links.get("next", {}).get("url", "")
-        return link.removeprefix(self.endpoint) if link.startswith(f"{self.endpoint}/") else None
+    def _target(self, link: str | None) -> str | None:
+        """None also for a link to another host: the caller's token would go there."""
+        link = (link or "").removeprefix(self.endpoint)
+        return link if link.startswith("/") and not link.startswith("//") else None
