@@ -198,7 +198,7 @@ class HubGateway:
 
     async def _commit(self, call: HubCall, request: HubRequest) -> _Commit:
         """The commit of the revision, and whether the caller may read its files."""
-        fields = "" if call.kind == "space" else "?expand=sha&expand=private&expand=gated"
+        fields = "" if call.kind in ("space", "kernel") else "?expand=sha&expand=private&expand=gated"
         target = f"{call.api}/revision/{quote(call.revision, safe='')}{fields}"
         question = HubRequest(method="GET", target=target, authorization=request.authorization)
         reply = await self._share(question)
