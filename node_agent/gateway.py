@@ -45,6 +45,7 @@ from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.fill.provision import FillRequest
+from node_agent.metrics import AgentMetrics
 from node_agent.stage.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,14 @@ class Gateway:
     client: MirrorClient
     lifecycle: Lifecycle
     background: BackgroundTasks
+    metrics: AgentMetrics
 
     async def respond(self, request: Request) -> Response:
+        response = await self._respond(request)
+        self.metrics.gateway_answers.labels(response.status_code).inc()
+        return response
+
+    async def _respond(self, request: Request) -> Response:
         loop = asyncio.get_running_loop()
         until = loop.time() + _PATIENCE_SECONDS
         try:
@@ -109,7 +116,7 @@ class Gateway:
         if not opening.done():
             opening.cancel()
             return _come_again(None)
-        return StreamingResponse(_sent(opening.result(), start, stop), status, headers)
+        return StreamingResponse(self._sent(opening.result(), start, stop), status, headers)
 
     async def _open_for(self, opening: asyncio.Future[FileIO], content: HubContent) -> None:
         """Fill to the end, also if the client does not wait: it comes again."""
@@ -147,17 +154,19 @@ class Gateway:
             await cache.leave(holder.stage_id)
         raise DiskFailedError(str(cache.files.whole.places.file(digest)), "the file changes again and again")
 
+    async def _sent(self, file: FileIO, start: int, stop: int) -> AsyncIterator[bytes]:
+        with file:
+            while start < stop and (
+                piece := await in_thread(os.pread, file.fileno(), min(_PIECE, stop - start), start)
+            ):
+                start += len(piece)
+                self.metrics.gateway_bytes.inc(len(piece))
+                yield piece
+
 
 def _open(path: Path) -> FileIO:
     with disk_errors(path):
         return FileIO(path)
-
-
-async def _sent(file: FileIO, start: int, stop: int) -> AsyncIterator[bytes]:
-    with file:
-        while start < stop and (piece := await in_thread(os.pread, file.fileno(), min(_PIECE, stop - start), start)):
-            start += len(piece)
-            yield piece
 
 
 async def _asked(request: Request) -> HubRequest:
@@ -214,7 +223,7 @@ async def serving_gateway(agent: Agent) -> AsyncIterator[None]:
         if settings.gateway is not None:
             host, port = settings.gateway
             background = await stack.enter_async_context(BackgroundTasks())
-            gateway = Gateway(agent.client, agent.stages.lifecycle, background)
+            gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics)
             methods = ["GET", "HEAD", "POST"]
             app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=methods)])
             listener, is_local = bind_tcp(host, port), is_loopback(host)

@@ -14,14 +14,15 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, InternalError, NotFoundError, UpstreamUnavailableError
+from bdn.core.errors import BdnError, InternalError, NotFoundError, UpstreamUnavailableError, single_error
 from bdn.core.listing import ListedFile
 from bdn.core.source.upstream import ChecksumKind, Identity
 from bdn.core.source.uri import (
@@ -110,11 +111,15 @@ class GatewayRules:
 
 @dataclass
 class HubGateway:
-    """One per process of the mirror. ``hub`` and ``requests`` share the rules of egress."""
+    """One per process of the mirror.
+
+    ``on_bypass`` is called when a client gets a token for the hub's xet storage: it listed the commit at the hub itself.
+    """
 
     rules: GatewayRules
     hub: HubForwarder
     requests: MirrorRequests
+    on_bypass: Callable[[], object]
     _replies: SharedReads[tuple[str, ...], HubReply | None] = field(
         default_factory=partial(SharedReads, _SHARED_SECONDS)
     )
@@ -127,8 +132,20 @@ class HubGateway:
     )  # revisions, by repository and commit
     _wanted: dict[str, dict[str, None]] = field(default_factory=dict)  # paths that the next mirror of a commit brings
     _bringing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _running: dict[str, str] = field(default_factory=dict)  # mirrors, by commit
     _failed: dict[tuple[str, str], tuple[BdnError, float]] = field(default_factory=dict)  # and until when that is known
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While the block lasts, files are copied. A mirror that was requested goes on after it."""
+        with single_error():
+            async with self._group:
+                try:
+                    yield
+                finally:
+                    for task in self._bringing.values():
+                        task.cancel()
 
     async def answer(self, request: HubRequest, wait_seconds: float) -> HubAnswer:
         """Answer a client's request. Waits for a file that is being copied, then returns ``is_pending``.
@@ -167,6 +184,9 @@ class HubGateway:
             case "refs":
                 reply = await self._share(request)
                 return await self._refs(call) if reply is None else _answer_of(reply)
+            case "xet-read-token":
+                self.on_bypass()
+                return _answer_of(await self._ask(request))
             case _:
                 return _answer_of(await self._ask(request))
 
@@ -380,7 +400,7 @@ class HubGateway:
         self._check_failed(name, call.path)
         self._wanted.setdefault(name, {})[call.path] = None
         if (task := self._bringing.get(name)) is None:
-            task = self._bringing[name] = asyncio.create_task(self._bring_wanted(call, sha, name))
+            task = self._bringing[name] = self._group.create_task(self._bring_wanted(call, sha, name))
             task.add_done_callback(lambda _: self._bringing.pop(name, None))
         await asyncio.wait([task], timeout=wait_seconds)
         self._check_failed(name, call.path)
