@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -216,18 +216,21 @@ def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None
 
 
 @asynccontextmanager
-async def serving_gateway(agent: Agent) -> AsyncIterator[None]:
-    """Serve the gateway, if it has an address. Raises ``InUseError``, ``InvalidRequestError``: it cannot be opened."""
-    settings = agent.settings
-    async with AsyncExitStack() as stack:
-        if settings.gateway is not None:
-            host, port = settings.gateway
-            background = await stack.enter_async_context(BackgroundTasks())
-            gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics)
-            methods = ["GET", "HEAD", "POST"]
-            app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=methods)])
-            listener, is_local = bind_tcp(host, port), is_loopback(host)
-            certificate = None if is_local else agent.certificate
-            await stack.enter_async_context(serving(app, listener, is_local=is_local, certificate=certificate))
-            logger.info("hub gateway started", extra={"address": f"{host}:{listener.getsockname()[1]}"})
-        yield
+async def serving_gateway(agent: Agent) -> AsyncIterator[str]:
+    """Serve the gateway, and yield its URL; "" if it has no address.
+
+    Raises ``InUseError``, ``InvalidRequestError``: it cannot be opened.
+    """
+    if agent.settings.gateway is None:
+        yield ""
+        return
+    host, port = agent.settings.gateway
+    async with BackgroundTasks() as background:
+        gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics)
+        app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=["GET", "HEAD", "POST"])])
+        listener, is_local = bind_tcp(host, port), is_loopback(host)
+        certificate = None if is_local else agent.certificate
+        url = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        async with serving(app, listener, is_local=is_local, certificate=certificate):
+            logger.info("hub gateway started", extra={"url": url})
+            yield url

@@ -15,7 +15,7 @@ from bdn.sources.settings import UpstreamSettings
 
 _PATIENCE: Final = httpx2.Timeout(20.0, connect=1.5)  # seconds: the caller waits
 _LARGEST: Final = 64 * 1024**2  # bytes of one answer of the API
-_PASSED: Final = ("content-type", "x-repo-commit", "x-error-code", "x-error-message")
+_PASSED: Final = ("content-type", "retry-after", "x-repo-commit", "x-error-code", "x-error-message")
 _OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
 
 
