@@ -53,6 +53,8 @@ _PIECE: Final = 4 * 1024**2
 _LARGEST_BODY: Final = 1024**2
 _ATTEMPTS: Final = 3  # while cached files change
 _PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
+_LONGEST_SECONDS: Final = 3600.0  # for clients that repeat nothing
+_POLL_SECONDS: Final = 20.0
 _PAUSE_SECONDS: Final = 5  # between two requests of a client, if nobody knows how long the copy takes
 _LONGEST_PAUSE_SECONDS: Final = 300
 
@@ -73,10 +75,10 @@ class Gateway:
 
     async def _respond(self, request: Request) -> Response:
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PATIENCE_SECONDS
+        until = loop.time() + (_PATIENCE_SECONDS if _repeats(request) else _LONGEST_SECONDS)
         try:
             asked = await _asked(request)
-            answer = await self._answer(asked, until)
+            answer = await self._answer(asked, request, until)
             if answer.is_pending:
                 return _come_again(answer.eta_seconds)
             if answer.content is None:
@@ -88,12 +90,12 @@ class Gateway:
             logger.warning("cannot answer a client of the hub gateway: %s", error)
             return _refusal(504 if error.transient else 503, str(error))
 
-    async def _answer(self, asked: HubRequest, until: float) -> HubAnswer:
-        """Waits a moment for the copy of a file: a client that waits longer for a byte gives up."""
+    async def _answer(self, asked: HubRequest, request: Request, until: float) -> HubAnswer:
+        """Waits for the copy of a file, as long as its client does."""
         loop = asyncio.get_running_loop()
         while True:
-            answer = await self.client.ask_hub(asked, max(0.0, until - loop.time()))
-            if not answer.is_pending or loop.time() >= until:
+            answer = await self.client.ask_hub(asked, min(_POLL_SECONDS, max(0.0, until - loop.time())))
+            if not answer.is_pending or loop.time() >= until or await request.is_disconnected():
                 return answer
 
     async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None, until: float) -> Response:
@@ -198,6 +200,12 @@ def _response(answer: HubAnswer, request: Request) -> Response:
     if (link := headers.get("link", "")).startswith("</"):
         headers["link"] = f"<{str(request.base_url).rstrip('/')}{link[1:]}"
     return Response(None if request.method == "HEAD" else answer.body, answer.status, headers)
+
+
+def _repeats(request: Request) -> bool:
+    """Whether the client repeats a request that is answered 429: the hub's client does when it downloads a file."""
+    is_hubs_own = "hf_hub/" in request.headers.get("user-agent", "")
+    return is_hubs_own and request.headers.get("range", "bytes=0-").endswith("-")
 
 
 def _come_again(eta_seconds: float | None) -> Response:

@@ -186,7 +186,7 @@ class HubGateway:
                 return await self._refs(call) if reply is None else _answer_of(reply)
             case "xet-read-token":
                 self.on_bypass()
-                return _answer_of(await self._ask(request))
+                return await self._xet_token(request)
             case _:
                 return _answer_of(await self._ask(request))
 
@@ -197,6 +197,13 @@ class HubGateway:
         if reply is None:
             raise _HubSilentError
         return reply
+
+    async def _xet_token(self, request: HubRequest) -> HubAnswer:
+        """Never shared: it is a credential."""
+        reply = await self.hub.ask(request.method, request.target, request.authorization, is_xet=True)
+        if reply is None:
+            raise _HubSilentError
+        return HubAnswer(status=reply.status, headers=dict(reply.headers), body=reply.body.decode("utf-8", "replace"))
 
     async def _share(self, request: HubRequest) -> HubReply | None:
         """The hub's answer, requested once for callers with the same token. None: the hub is silent."""
