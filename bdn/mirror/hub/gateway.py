@@ -258,23 +258,18 @@ class HubGateway:
     # --- while the hub is silent: public repositories as they were last ---
 
     async def _last_commit(self, call: HubCall) -> _Commit:
-        sha = call.revision
-        if not COMMIT.fullmatch(sha):
-            async with self.requests.database.read() as session:
-                found = await mirrors.last_commit(
-                    session,
-                    self.rules.organisation,
-                    str(call.repository),
-                    call.revision,
-                    is_default=call.revision == "main",
-                )
-            if found is None:
-                raise _HubSilentError
-            sha = found
-        tree = await self._tree(call, sha)
-        if not tree or not self._is_public(call, next(iter(tree.values()))):
+        sha = call.revision if COMMIT.fullmatch(call.revision) else (await self._revisions(call)).get(call.revision)
+        tree = None if sha is None else await self._tree(call, sha)
+        if sha is None or not tree or not self._is_public(call, next(iter(tree.values()))):
             raise _HubSilentError
         return _Commit(sha, is_stale=True)
+
+    async def _revisions(self, call: HubCall) -> dict[str, str]:
+        """Branches and tags with the commits that they named last."""
+        async with self.requests.database.read() as session:
+            found = await mirrors.revisions(session, self.rules.organisation, str(call.repository))
+        default = found.pop("", None)
+        return found if default is None else {"main": default, **found}
 
     def _is_public(self, call: HubCall, file: ListedFile) -> bool:
         """Whether the repository was public when it was listed: the identity of its files says so."""
@@ -314,9 +309,14 @@ class HubGateway:
         )
 
     async def _refs(self, call: HubCall) -> HubAnswer:
+        """What is held does not say which of them are tags."""
         commit = await self._last_commit(call)
-        branch = {"name": call.revision, "ref": f"refs/heads/{call.revision}", "targetCommit": commit.sha}
-        return _json_answer({"branches": [branch], "converts": [], "tags": [], "pullRequests": []}, commit)
+        branches = [
+            {"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha}
+            for name, sha in (await self._revisions(call)).items()
+            if not COMMIT.fullmatch(name) and not name.startswith("refs/")
+        ]
+        return _json_answer({"branches": branches, "converts": [], "tags": [], "pullRequests": []}, commit)
 
     async def _listing(self, call: HubCall, request: HubRequest) -> HubAnswer:
         commit = await self._commit(call, request)
