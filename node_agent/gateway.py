@@ -232,6 +232,8 @@ async def serving_gateway(agent: Agent) -> AsyncIterator[str]:
     if agent.settings.gateway is None:
         yield ""
         return
+    if "node" not in agent.settings.roles:
+        raise InvalidRequestError("BDN_AGENT_GATEWAY fills files for this machine, so the agent needs the role 'node'")
     host, port = agent.settings.gateway
     async with BackgroundTasks() as background:
         gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics)

@@ -326,7 +326,10 @@ class HubGateway:
         query = parse_qs(urlsplit(request.target).query)
         if call.operation == "paths-info":
             return _json_answer(list(_paths_info(tree, _paths_of(request))), commit)
-        entries = list(_entries(tree, call.path, is_recursive=query.get("recursive", [""])[0].lower() == "true"))
+        is_recursive = query.get("recursive", [""])[0].lower() == "true"
+        entries = await asyncio.to_thread(
+            _entries, tree, call.path, is_recursive=is_recursive
+        )  # a million files take a second
         if call.path and not entries:
             return _not_there(commit)
         start = int(query["cursor"][0]) if query.get("cursor", [""])[0].isdecimal() else 0
@@ -362,19 +365,20 @@ class HubGateway:
     async def _entry(self, call: HubCall, commit: _Commit, request: HubRequest) -> Mapping[str, Any]:
         """What the listing or the hub says of one file."""
         tree = await self._tree(call, commit.sha)
-        if tree is None:
-            target = f"{call.api}/paths-info/{commit.sha}"
-            body = urlencode({"paths": call.path, "expand": "false"})
-            form = "application/x-www-form-urlencoded"
-            question = HubRequest(
-                method="POST", target=target, authorization=request.authorization, content_type=form, body=body
-            )
-            reply = await self._ask(question)
-            listed = _document(reply.body) if reply.status == 200 else []
-            entries = listed if isinstance(listed, list) else []
-        else:
-            entries = list(_paths_info(tree, [call.path]))
-        for one in entries:
+        if tree is not None:
+            if (file := tree.get(call.path)) is None:
+                raise _RefusedError(_not_there(commit))
+            return _file_entry(file)
+        question = HubRequest(
+            method="POST",
+            target=f"{call.api}/paths-info/{commit.sha}",
+            authorization=request.authorization,
+            content_type="application/x-www-form-urlencoded",
+            body=urlencode({"paths": call.path, "expand": "false"}),
+        )
+        reply = await self._ask(question)
+        listed = _document(reply.body) if reply.status == 200 else []
+        for one in listed if isinstance(listed, list) else []:
             if one.get("type") == "file" and one.get("path") == call.path:
                 found: Mapping[str, Any] = one
                 return found
@@ -480,6 +484,8 @@ class HubGateway:
 
 
 def _selects(row: MirrorSourceRow, path: str) -> bool:
+    if row.mount_location == _MOUNT:  # of up to a thousand patterns
+        return _literal(path) in row.request.get("allow_patterns", ())
     patterns = WeightsSourceBody.model_validate(row.request).to_core().patterns
     return bool(select([path], patterns).paths)
 
@@ -566,7 +572,7 @@ def _folder_entry(path: str) -> dict[str, Any]:
     return {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
 
 
-def _entries(tree: Mapping[str, ListedFile], folder: str, *, is_recursive: bool) -> Iterator[dict[str, Any]]:
+def _entries(tree: Mapping[str, ListedFile], folder: str, *, is_recursive: bool) -> list[dict[str, Any]]:
     """Files and folders below a folder, by path."""
     below = f"{folder}/" if folder else ""
     found: dict[str, dict[str, Any]] = {}
@@ -578,7 +584,7 @@ def _entries(tree: Mapping[str, ListedFile], folder: str, *, is_recursive: bool)
             found.setdefault(one := below + "/".join(names[:depth]), _folder_entry(one))
         if is_recursive or len(names) == 1:
             found[path] = _file_entry(file)
-    yield from (found[path] for path in sorted(found))
+    return [found[path] for path in sorted(found)]
 
 
 def _paths_of(request: HubRequest) -> list[str]:
