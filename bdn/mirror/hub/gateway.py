@@ -35,7 +35,7 @@ from bdn.core.source.uri import (
     select,
 )
 from bdn.core.store import PUBLIC
-from bdn.mirror.db import manifests, mirrors
+from bdn.mirror.db import events, manifests, mirrors
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.db.waiting import SharedReads
 from bdn.mirror.hub.calls import HubCall
@@ -54,6 +54,7 @@ _MOUNT: Final = "/gateway"  # of mirrors that clients' requests began
 _PAGE: Final = 1000  # entries of a tree, as at the hub
 _FAILED_SECONDS: Final = 10.0  # until a copy that failed is tried again
 _REMEMBERED: Final = 10_000  # commits with the branch that named them
+_REPLACED: Final = "hub gateway: a newer manifest has its files"
 _JSON: Final = {"content-type": "application/json; charset=utf-8"}
 _UNANSWERED: Final = "the hub does not answer, and BDN does not hold this"
 
@@ -477,10 +478,14 @@ class HubGateway:
 
     async def _give_up(self, replaced: Iterable[MirrorSourceRow]) -> None:
         """Manifests that a later one contains. The newest of them stays: nodes may be reading it."""
-        database, names = self.requests.database, sorted({str(row.manifest) for row in replaced})
+        database, organisation = self.requests.database, self.rules.organisation
+        names, now = sorted({str(row.manifest) for row in replaced}), database.now()
+        facts = {"eviction": _REPLACED, "restorable_until": None}
         async with database.write() as session:
             await manifests.lock(session, names)
-            await mirrors.give_up(session, self.rules.organisation, names, "", database.now())
+            await mirrors.give_up(session, organisation, names, _REPLACED, now)
+            told = (events.event_of("tombstoned", facts, name, organisation=organisation) for name in names)
+            await events.record(session, now, told)
 
 
 def _selects(row: MirrorSourceRow, path: str) -> bool:
