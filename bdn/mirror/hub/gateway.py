@@ -60,15 +60,13 @@ _UNANSWERED: Final = "the hub does not answer, and BDN does not hold this"
 
 
 class _RefusedError(Exception):
-    """Ends a request with this answer."""
-
     def __init__(self, answer: HubAnswer) -> None:
         super().__init__()
         self.answer = answer
 
 
 class _HubSilentError(Exception):
-    """The hub does not answer."""
+    """The hub does not answer, and nothing that the mirror holds may be given instead."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class HubGateway:
         return reply
 
     async def _xet_token(self, request: HubRequest) -> HubAnswer:
-        """Never shared: it is a credential."""
+        """A credential, so callers do not share it, and no part of it is kept."""
         reply = await self.hub.ask(request.method, request.target, request.authorization, is_xet=True)
         if reply is None:
             raise _HubSilentError
@@ -496,7 +494,7 @@ def _selects(row: MirrorSourceRow, path: str) -> bool:
 
 
 def _literal(path: str) -> str:
-    """A pattern that selects this path alone."""
+    """A pattern that selects this path alone, whatever characters it has."""
     return re.sub(r"([\[*?])", r"[\1]", path)
 
 

@@ -22,7 +22,7 @@ _OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class HubReply:
-    """``next_page`` is the target of the next page of a listing, ``moved_to`` that of a redirect, both at the hub."""
+    """``next_page`` is the target of the next page of a listing; ``moved_to``: of a redirect. Both are at the hub."""
 
     status: int
     headers: Mapping[str, str]
