@@ -346,7 +346,6 @@ class TrainingJobSearch(GrowingModel, json_schema_extra={"examples": [{"statuses
 
 
 _Millis = Annotated[int, Field(ge=0, lt=2**53)]
-LogDirection = Literal["asc", "desc"]
 
 
 class LogQuery(GrowingModel, json_schema_extra={"examples": [{"limit": 1000, "direction": "asc"}]}):
@@ -354,7 +353,7 @@ class LogQuery(GrowingModel, json_schema_extra={"examples": [{"limit": 1000, "di
 
     start_epoch_millis: _Millis | None = None
     end_epoch_millis: _Millis | None = None
-    direction: LogDirection | None = None
+    direction: Literal["asc", "desc"] | None = None
     limit: Annotated[int, Field(ge=1, le=LINES_AT_ONCE)] | None = None
     min_level: Annotated[_Line | None, Field(description="without effect")] = None
 

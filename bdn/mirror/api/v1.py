@@ -94,14 +94,10 @@ class ClientApi:
         return NamedSecrets(secrets=[_secret(row, team) for row in rows])
 
     async def set_secret(self, caller: Caller, team: str, body: SecretUpsert) -> NamedSecret:
-        given = SecretBody(value=body.value)
-        given.check()
-        await self.secrets.table.set(caller.organisation, body.name, given.value)
+        SecretBody(value=body.value).check()
+        row = await self.secrets.table.set(caller.organisation, body.name, body.value)
         logger.info("secret set", extra={"secret": body.name, "organisation": caller.organisation})
-        for row in await self.secrets.table.rows(caller.organisation):
-            if row.name == body.name:
-                return _secret(row, team)
-        raise NotFoundError(f"secret {body.name!r}")  # another caller removed it at this moment
+        return _secret(row, team)
 
     async def remove_secret(self, caller: Caller, name: str) -> DeletedSecret:
         await self.secrets.table.remove(caller.organisation, name)
@@ -246,15 +242,8 @@ async def query_metrics(
 
 @v1_router.get(f"{_JOB}/metrics", summary="A job's metrics of storage")
 async def get_metrics(
-    *,
-    api: _Api,
-    project_id: _Id,
-    job_id: _Id,
-    caller: TeamController,
-    start_epoch_millis: _Offset | None = None,
-    end_epoch_millis: _Offset | None = None,
+    api: _Api, project_id: _Id, job_id: _Id, window: Annotated[MetricsQuery, Query()], caller: TeamController
 ) -> JobMetrics:
-    window = MetricsQuery(start_epoch_millis=start_epoch_millis, end_epoch_millis=end_epoch_millis)
     return await api.metrics(caller, project_id, job_id, window)
 
 
