@@ -31,7 +31,7 @@ from bdn.wire.cache_schema import (
     TrainingCacheDirectory,
 )
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
-from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.heartbeat_schema import AgentDocument, Heartbeat, HeartbeatReply
 from bdn.wire.http_fields import authorization
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
@@ -97,9 +97,6 @@ class MirrorClient(ContentClient):
         look = partial(self.mirror, mirror_id, interval_seconds)
         return (outages or OutageRetry()).follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
 
-    async def cancel(self, mirror_id: str) -> Mirror:
-        return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
-
     async def tree(self, source: str, *, is_held: bool) -> list[HubFile]:
         """All files of a mirrored commit. The mirror may list them first, which takes minutes for a million."""
         files: list[HubFile] = []
@@ -141,9 +138,6 @@ class MirrorClient(ContentClient):
     async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
         params = {"node": node} if cluster is None else {"node": node, "cluster": cluster}
         return await self._call(AgentDocument, "DELETE", "/agents", params=params)
-
-    async def clusters(self) -> Items[Cluster]:
-        return await self._call(Items[Cluster], "GET", "/clusters")
 
     async def locate(self, manifest: Digest, digests: Iterable[Digest], bearer: str) -> Locations:
         """Locations of chunks of the manifest, for the bearer of its grant."""
