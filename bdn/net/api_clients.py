@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from bdn.core.chunk import Digest
@@ -75,6 +76,8 @@ from bdn.wire.training_schema import (
     TrainingJobSearch,
 )
 
+_Paged = TypeVar("_Paged", bound=Page[Any])
+
 
 class MirrorClient(ContentClient):
     async def request(self, body: MirrorRequestBody) -> Mirror:
@@ -99,22 +102,19 @@ class MirrorClient(ContentClient):
 
     async def tree(self, source: str, *, is_held: bool) -> list[HubFile]:
         """All files of a mirrored commit. The mirror may list them first, which takes minutes for a million."""
-        files: list[HubFile] = []
-        cursor: str | None = "0"
-        while cursor is not None:
-            params = {"source": source, "held": str(is_held).lower(), "cursor": cursor}
-            page = await self._call(Page[HubFile], "GET", "/trees", params=params, wait_seconds=600)
-            files += page.items
-            cursor = page.next_cursor
-        return files
+        return (await self._all(Page[HubFile], "/trees", 600, source=source, held=str(is_held).lower())).items
 
     async def held(self) -> HeldManifests:
-        found = await self._call(HeldManifests, "GET", "/manifests")
-        while found.next_cursor is not None:
-            more = await self._call(HeldManifests, "GET", "/manifests", params={"cursor": found.next_cursor})
-            items = [*found.items, *more.items]
-            found = HeldManifests(items=items, next_cursor=more.next_cursor, store=found.store)
-        return found
+        return await self._all(HeldManifests, "/manifests")
+
+    async def _all(self, kind: type[_Paged], path: str, wait_seconds: float = 0, **params: str) -> _Paged:
+        """The first page, with the items of all pages."""
+        found = page = await self._call(kind, "GET", path, params=params, wait_seconds=wait_seconds)
+        while page.next_cursor is not None:
+            params["cursor"] = page.next_cursor
+            page = await self._call(kind, "GET", path, params=params, wait_seconds=wait_seconds)
+            found.items += page.items
+        return found.model_copy(update={"next_cursor": None})
 
     async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
         return await self._poll(Eviction, "POST", "/evictions", wait_seconds, body=request)
@@ -129,11 +129,7 @@ class MirrorClient(ContentClient):
         return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
 
     async def agents(self) -> Page[AgentDocument]:
-        found = await self._call(Page[AgentDocument], "GET", "/agents")
-        while found.next_cursor is not None:
-            more = await self._call(Page[AgentDocument], "GET", "/agents", params={"cursor": found.next_cursor})
-            found = Page[AgentDocument](items=[*found.items, *more.items], next_cursor=more.next_cursor)
-        return found
+        return await self._all(Page[AgentDocument], "/agents")
 
     async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
         params = {"node": node} if cluster is None else {"node": node, "cluster": cluster}
