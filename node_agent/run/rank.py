@@ -23,6 +23,7 @@ from bdn.disk.durable import disk_errors, remove_tree
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.wire.job_schema import JobVolumeRequest, SyncStatus
+from bdn.wire.progress import total_of
 from bdn.wire.run_schema import NodeCapacity, RunReport, RunSpec
 from bdn.wire.shapes import body_of
 from node_agent.background_tasks import in_thread
@@ -123,14 +124,12 @@ class Rank:
         stage, volume, error = self._stage, self._volume, self._error or self._obstacle
         document = None if stage is None else self.services.stages.document(stage)
         mounts = [] if document is None else document.mounts
-        totals = [mount.bytes_total for mount in mounts]
-        known = [total for total in totals if total is not None]
         return RunReport(
             run=self.run,
             rank=self.rank,
             state=self.state,
             bytes_done=sum(mount.bytes_done for mount in mounts),
-            bytes_total=sum(known) if document is not None and len(known) == len(totals) else None,
+            bytes_total=None if document is None else total_of([mount.bytes_total for mount in mounts]),
             eta_seconds=None if document is None else document.eta_seconds,
             exit_code=self._exit_code,
             error=None if error is None else body_of(error),

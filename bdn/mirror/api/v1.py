@@ -349,12 +349,7 @@ def _job_checkpoint(ranks: Sequence[Checkpoint]) -> JobCheckpoint:
     first = min(ranks, key=lambda one: one.rank)
     is_syncing = any(one.sync_status == "SYNCING" for one in ranks)
     return JobCheckpoint(
-        id=first.id,
-        checkpoint_id=first.checkpoint_id,
-        created_at=first.created_at,
-        checkpoint_type=first.checkpoint_type,
-        base_model=first.base_model,
-        lora_adapter_config=first.lora_adapter_config,
+        **first.model_dump(exclude={"size_bytes", "sync_status"}),
         size_bytes=sum(one.size_bytes for one in ranks),
         sync_status="SYNCING" if is_syncing else "COMPLETE",
         training_job_id=first.job,
