@@ -63,7 +63,7 @@ from bdn.wire.push_schema import (
     PushGrantRequest,
     PushRequest,
 )
-from bdn.wire.run_schema import RunOutput, RunOutputReply, RunSpec
+from bdn.wire.run_schema import RunOutput, RunSpec
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
@@ -207,8 +207,8 @@ class MirrorClient(ContentClient):
         params = {"node": node, "boot_id": boot_id, "volume_id": volume_id}
         return await self._call(RunSpec, "GET", f"/runs/{run}/{rank}", params=params)
 
-    async def record_run_output(self, run: str, rank: int, output: RunOutput) -> RunOutputReply:
-        return await self._call(RunOutputReply, "POST", f"/runs/{run}/{rank}/logs", body=output)
+    async def record_run_output(self, run: str, rank: int, output: RunOutput) -> None:
+        await self._request("POST", f"/runs/{run}/{rank}/logs", body=output)
 
     async def training_jobs(self, search: TrainingJobSearch) -> TrainingJobsAnswer:
         return await self._call(TrainingJobsAnswer, "POST", "/v1/training_jobs/search", body=search)
