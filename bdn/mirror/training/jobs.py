@@ -109,19 +109,11 @@ class TrainingJobs:
                 since=now,
                 created_at=now,
                 updated_at=now,
-                ending_at=None,
-                is_stopping=False,
-                failure=None,
-                waiting_for=None,
                 priority=spec.priority or 0,
                 availability_model=spec.compute.availability_model or "dedicated",
                 request=spec.model_dump(mode="json"),
                 extras=extras,
-                mirror_id=None,
-                cluster=None,
                 ranks=[],
-                claimed_by=None,
-                claim_expires_at=None,
             )
             await training.insert_job(session, row)
             sources = counted(len(spec.weights or ()) + len(extras), "source")
