@@ -13,7 +13,7 @@ import httpx2
 from bdn.sources.environment import check_environment
 from bdn.sources.settings import UpstreamSettings
 
-_PATIENCE: Final = httpx2.Timeout(10.0, connect=1.5)  # seconds: the caller waits
+_PATIENCE: Final = httpx2.Timeout(8.0, connect=1.5)  # seconds: the caller waits
 _LARGEST: Final = 16 * 1024**2  # bytes of one answer of the API
 _PASSED: Final = ("content-type", "retry-after", "x-repo-commit", "x-error-code", "x-error-message")
 _XET: Final = ("x-xet-cas-url", "x-xet-access-token", "x-xet-token-expiration")
