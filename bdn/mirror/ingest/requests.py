@@ -26,6 +26,7 @@ from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, HubFile, Mirror, MirrorSource, Plan, PlannedSource, body_from
+from bdn.wire.progress import total_of
 
 _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time between two reads of a waiter
 
@@ -258,9 +259,7 @@ class MirrorRequests:
 
     def _document(self, state: MirrorState, held: AbstractSet[str]) -> Mirror:
         row, sources = state.row, state.sources
-        known = [source for source in sources if source.bytes_total is not None]
-        complete = len(known) == len(sources)
-        bytes_total = sum(source.bytes_total or 0 for source in known) if complete else None
+        bytes_total = total_of([source.bytes_total for source in sources])
         transferred = sum(source.bytes_transferred for source in sources)
         reused = sum(source.bytes_reused for source in sources)
         rate = None
@@ -274,7 +273,7 @@ class MirrorRequests:
                 "created_at": row.created_at,
                 "started_at": row.started_at,
                 "completed_at": row.completed_at,
-                "files_total": sum(source.files_total or 0 for source in known) if complete else None,
+                "files_total": total_of([source.files_total for source in sources]),
                 "bytes_total": bytes_total,
                 "bytes_transferred": transferred,
                 "bytes_reused": reused,

@@ -31,7 +31,7 @@ from bdn.wire.heartbeat_schema import (
     Report,
 )
 from bdn.wire.run_schema import is_run
-from bdn.wire.shapes import Items, added, moment
+from bdn.wire.shapes import Items, added
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
@@ -354,21 +354,10 @@ def _speaker(one: AgentRow | Heartbeat) -> str:
 
 
 def _agent(row: AgentRow, now: float) -> AgentDocument:
-    return AgentDocument.model_validate(
-        {
-            "node": row.node,
-            "cluster": row.cluster,
-            "roles": row.roles,
-            "version": row.version,
-            "advertise": row.advertise,
-            "tiers": row.tiers,
-            "last_heartbeat": moment(row.last_heartbeat),
-            "alive": agents.is_alive(row, now),
-            "disputed": row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS,
-            "manifests": row.manifests,
-            "unsynced_bytes": row.unsynced_bytes,
-        }
-    )
+    is_disputed = row.disputed_at is not None and now - row.disputed_at < agents.ALIVE_SECONDS
+    states = {"alive": agents.is_alive(row, now), "disputed": is_disputed}
+    recorded = {name: getattr(row, name) for name in AgentDocument.model_fields.keys() - states}
+    return AgentDocument.model_validate(recorded | states)
 
 
 def _sum_tiers(members: list[AgentDocument]) -> dict[str, dict[str, int]]:
