@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Final
 
@@ -133,11 +134,19 @@ class Catalogue:
     async def tree(self, manifest: Digest, commit: HuggingFaceUri, bearer: str) -> None:
         """Keep the listing of the whole commit beside its manifest, as ``trees/<commit>.json`` of the hub's cache.
 
-        Requests it from the mirror once, in an outage for as long as the policy says. Raises ``BdnError``.
+        Requests it from the mirror, once for concurrent callers, in an outage for as long as the policy says. Raises
+        ``BdnError``.
         """
-        place = self.records.tree(manifest, commit.revision or "")
-        if await in_thread(place.exists):
-            return
+        place, key = self.records.tree(manifest, commit.revision or ""), (manifest, commit)
+        while not await in_thread(place.exists):
+            if (flight := self._reads.flight(key)) is not None:
+                await landed(flight)
+                continue
+            with self._reads.lead(key):  # always leads, as in ``read``
+                if not await in_thread(place.exists):
+                    await self._read_tree(place, commit, bearer)
+
+    async def _read_tree(self, place: Path, commit: HuggingFaceUri, bearer: str) -> None:
         entries: list[bytes] = []  # a tenth of the memory of the parsed files
         async for page in self.client.tree_pages(str(commit), bearer=bearer, outages=OutageRetry(policy=self.policy)):
             entries += map(tree_entry, page)

@@ -1,7 +1,8 @@
 """Stages with the view ``hub``: a repository as the cache of the hub's client has it, built and kept by an agent."""
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -12,10 +13,11 @@ from huggingface_hub.errors import IncompleteSnapshotError
 from bdn.core.errors import InvalidRequestError
 from bdn.core.layout import Manifest
 from bdn.wire.shapes import ReportedError
-from bdn.wire.stage_schema import StageDocument
+from bdn.wire.stage_schema import StageDocument, StageRequest
 from node_agent.app import Agent
 from tests.support.agent.hub_place import COMMIT, hub_files
 from tests.support.agent.mirror import AgentMirror, fresh_mirror
+from tests.support.agent.process import Program
 from tests.support.agent.rig import Rig, at_rest
 from tests.support.content.noise import MIB, noise
 from tests.support.content.trees import tree
@@ -33,6 +35,14 @@ NEWER: Final = "decade" + "0" * 34
 NEW_FILES: Final = {**FILES, "config.json": b'{"new": 1}'}
 MAIN: Final = f"hf://org/model#{COMMIT}"
 BRANCH: Final = f"hf://org/model@refs/pr/1#{NEWER}"
+
+
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    """Of a user whose files nobody else reads: views are for jobs of other users."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
@@ -65,6 +75,7 @@ def offline(stage: StageDocument, root: Path, revision: str | None = None) -> di
     return tree(Path(snapshot_download("org/model", revision=revision, cache_dir=root, local_files_only=True)))
 
 
+@pytest.mark.usefixtures("strict_umask")
 @pytest.mark.parametrize("exposure", ["none", "symlink"])
 async def test_hub_view__of_a_commit__is_what_the_client_needs_and_no_more(
     rig: Rig, mirror: AgentMirror, tmp_path: Path, exposure: str
@@ -78,7 +89,8 @@ async def test_hub_view__of_a_commit__is_what_the_client_needs_and_no_more(
         assert (folder(stage) / "refs/main").read_text() == COMMIT
         assert [offline(stage, tmp_path / "hub", name) for name in (None, "main", COMMIT)] == [FILES] * 3
         assert len(list((folder(stage) / "blobs").iterdir())) == len(set(FILES.values()))
-        assert all(path.stat().st_mode & 0o777 == 0o755 for path in folder(stage).rglob("*") if path.is_dir())
+        shown_to_others = [path for path in (folder(stage), *folder(stage).rglob("*")) if path.stat().st_mode & 0o004]
+        assert len(shown_to_others) == len([*folder(stage).rglob("*")]) + 1
         assert agent.cache.files.whole.changed(whole.contents) == []
 
 
@@ -161,6 +173,39 @@ async def test_hub_view__of_the_same_files_of_another_commit__is_another_stage(r
         assert len({first.id, other.id, files.record.id}) == 3
         assert (folder(other) / "refs/main").read_text() == NEWER
         assert mirror.documents["/trees"] == 2 * len(FILES)
+
+
+async def test_hub_view__of_several_jobs_at_once__requests_the_listing_once(rig: Rig, mirror: AgentMirror) -> None:
+    manifest = commit(mirror, MAIN, FILES, FILES)
+    async with rig.agent() as agent:
+        stages = await asyncio.gather(*(shown(agent, mirror, {MAIN: manifest}, f"job-{turn}") for turn in range(8)))
+
+        assert {tree(folder(stage) / "snapshots" / COMMIT) == FILES for stage in stages} == {True}
+        assert mirror.documents["/trees"] == len(FILES)
+
+
+async def test_hub_view__of_an_agent_that_was_killed_while_it_staged__is_resumed(
+    mirror: AgentMirror, tmp_path: Path
+) -> None:
+    program, manifest = Program(tmp_path / "node", mirror.url), commit(mirror, MAIN, FILES, FILES)
+    request = StageRequest(job_id="job", grant=mirror.grant(commits={MAIN: manifest}), view="hub")
+    gate, asked = mirror.hold()
+    async with program.daemon() as daemon:
+        begun = await daemon.client.stage(request)
+        await asked.wait()
+        await daemon.kill()
+    gate.set()
+    mirror.every = None
+    async with program.daemon() as daemon:
+        stage = await daemon.ended(await daemon.client.stage_by_id(begun.id))
+        assert (stage.state, stage.view, stage.error) == ("READY", "hub", None)
+        assert offline(stage, tmp_path / "hub") == FILES
+        await daemon.kill()
+    mirror.down = True
+    async with program.daemon() as daemon:
+        again = await daemon.ended(await daemon.client.stage_by_id(begun.id))
+        assert (again.state, again.error) == ("READY", None)
+        assert offline(again, tmp_path / "hub") == FILES
 
 
 async def test_hub_view__of_a_restarted_agent__is_left_as_it_is_and_mended_without_the_mirror(

@@ -69,11 +69,13 @@ def _add(one: HubCommit, root: Path, files: WholeFiles, stop: threading.Event) -
     repository.write_tree(one.commit, (one.tree.read_bytes(),))
     snapshot = _snapshot(repository, one, files)
     try:
+        snapshot.blobs(one.manifest)
+    except InvalidRequestError:
+        one.tree.unlink(missing_ok=True)  # the listing is wrong: the next attempt requests it again
+        raise
+    try:
         built, _ = snapshot.build(one.manifest, None, stop)
         snapshot.publish(one.manifest, None)
-    except InvalidRequestError:
-        one.tree.unlink(missing_ok=True)  # the listing is damaged: the next attempt requests it again
-        raise
     finally:
         snapshot.clear()
     repository.write_ref(one.commit)
