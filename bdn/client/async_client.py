@@ -173,7 +173,8 @@ class AsyncClient:
         """``bdn stage``: the files of a READY mirror on this node, released when the block ends, whatever ends it.
 
         ``mirror`` may be an id, or a checkpoint, ``bt://project@job/name``. ``ttl_seconds`` releases the files even if
-        this program is killed. With ``view`` ``hub`` the path is a folder of the hub's cache. A job has one stage of the same content: the first block that ends releases it.
+        this program is killed. With ``view`` ``hub`` the path is a folder of the hub's cache. A job has one stage of the
+        same content and view: the first block that ends releases it.
 
         Example::
 

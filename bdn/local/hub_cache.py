@@ -1,8 +1,8 @@
-"""The cache of the hub's client, as a destination of ``bdn pull --hub-cache``.
+"""The cache of the hub's client, for ``bdn pull --hub-cache`` and ``bdn stage --view hub``.
 
 Below the root, ``models--org--name`` has ``refs/<revision>``, ``snapshots/<commit>``, ``blobs/<etag>`` and
-``trees/<commit>.json``. The agent adds blobs and links; what the mirror alone knows is written here, for pulls by the command and for stages by
-the agent. Imports no service.
+``trees/<commit>.json``. The agent adds blobs and links. Refs and listings, which the mirror knows, are written here: for
+pulls by the command, for stages by the agent. Imports no service.
 """
 
 from __future__ import annotations
