@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from node_agent.stage.view.hub_folder import HubCommit, HubFolder
 from node_agent.stage.view.views import Views
 from tests.support.agent.cache import whole_files
@@ -34,6 +36,7 @@ def test_hub_cache__killed_at_each_step__is_whole_or_reported_and_the_next_pull_
     assert (step > len(FILES), incomplete > len(FILES)) == (True, True)
 
 
+@pytest.mark.promise("whole-files")
 def test_hub_view__killed_at_each_step__is_whole_or_absent_and_the_next_agent_builds_it(tmp_path: Path) -> None:
     fuse, step, is_dead = Fuse.at(tmp_path / "fuse"), 0, True
     while is_dead:
