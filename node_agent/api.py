@@ -95,7 +95,9 @@ def build_app(agent: Agent) -> FastAPI:
 @stages_router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
 async def stage(agent: _Agent, request: StageRequest, response: Response) -> StageDocument:
     """Make a grant's files appear on this node for a job. Idempotent."""
-    begun = await agent.stages.start(request.job_id, request.grant, request.ttl_seconds, warm=request.warm)
+    begun = await agent.stages.start(
+        request.job_id, request.grant, request.ttl_seconds, warm=request.warm, view=request.view
+    )
     if not request.wait:
         return agent.stages.document(begun)
     response.status_code = 201

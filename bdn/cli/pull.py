@@ -70,7 +70,6 @@ async def pull(
     Example: bdn pull hf://org/model --hub-cache
     """
     from bdn.cli.collector import spare_collector  # noqa: PLC0415
-    from bdn.local.hub_cache import HubRepository, hub_cache_root  # noqa: PLC0415
     from bdn.local.pull import plan_files, pull_files  # noqa: PLC0415
     from bdn.local.pulled import Pull  # noqa: PLC0415
     from bdn.settings import ClientSettings  # noqa: PLC0415
@@ -83,8 +82,7 @@ async def pull(
     (wanted,) = request_body((source,), allow=allow, ignore=ignore, secret=secret).sources()
     settings = ClientSettings()
     if dest is None:
-        repository = HubRepository.of(wanted, Path(hub_cache) if hub_cache else hub_cache_root())
-        asked = Pull(wanted, repository.folder, offline=offline, link=True, hub=repository)
+        asked = Pull.into_hub_cache(wanted, Path(hub_cache) if hub_cache else None, offline=offline)
     else:
         asked = Pull(wanted, dest, offline=offline, replace=replace, link=link)
     spare_collector()

@@ -9,7 +9,7 @@ from bdn.cli.output import DONE, FAILED, Output, command_line, parsed, progress_
 from bdn.core.errors import InvalidRequestError
 from bdn.core.units import counted, format_size, parse_duration
 from bdn.wire.shapes import Items
-from bdn.wire.stage_schema import StageDocument
+from bdn.wire.stage_schema import StageDocument, StageView
 
 
 def _seconds(text: str) -> float:
@@ -33,23 +33,42 @@ def _seconds(text: str) -> float:
     callback=parsed(_seconds),
     help="Release the stage after this time (90m, 12h, 7d, or seconds).",
 )
+@click.option(
+    "--view",
+    type=click.Choice(("files", "hub")),
+    default="files",
+    help="hub: the repository's folder as in the cache of the hub's client.",
+)
 @click.option("--warm", is_flag=True, help="Read the files into memory in the background once they are READY.")
 @click.option("--no-wait", is_flag=True, help="Return at once; the agent continues.")
 @command_line
 async def stage(
-    output: Output, *, mirror_id: str, job_id: str, ttl_seconds: float | None, warm: bool, no_wait: bool
+    output: Output,
+    *,
+    mirror_id: str,
+    job_id: str,
+    ttl_seconds: float | None,
+    view: StageView,
+    warm: bool,
+    no_wait: bool,
 ) -> int:
     """Mount the files of a READY mirror for a job, and print the paths.
 
     MIRROR is the id of a mirror, or a checkpoint, bt://project@job/name, which needs no transfer to the mirror.
 
+    With --view hub the path is a folder such as models--org--name. Mount it at that name below $HF_HUB_CACHE, or link it there, and
+    huggingface_hub, transformers, datasets and vLLM find the repository offline by its name.
+
     \b
     Example: bdn stage mir_0123456789abcdef01234567 --job train-42
+    Example: bdn stage mir_0123456789abcdef01234567 --job serve-1 --view hub
     Example: bdn stage bt://llama@train-41 --job train-42
     """
     async with both_services(output) as services:
         with progress_bars(output) as report:
-            found = await services.begin_stage(mirror_id, job_id, ttl_seconds=ttl_seconds, warm=warm, report=report)
+            found = await services.begin_stage(
+                mirror_id, job_id, ttl_seconds=ttl_seconds, warm=warm, report=report, view=view
+            )
             if not no_wait:
                 found = await services.last_stage(found.id, report)
     output.result(found, _stage_lines(found))

@@ -21,6 +21,7 @@ from bdn.wire.mirror_schema import Mirror
 from bdn.wire.named_sources import request_body
 from bdn.wire.progress import Report
 from bdn.wire.shapes import ReportedError, by_class
+from bdn.wire.stage_schema import StageView
 
 logger = logging.getLogger("bdn.client")
 
@@ -100,7 +101,7 @@ class AsyncClient:
     async def pull(
         self,
         source: str,
-        destination: str | Path,
+        destination: str | Path | None = None,
         *,
         allow: Sequence[str] = (),
         ignore: Sequence[str] = (),
@@ -108,6 +109,7 @@ class AsyncClient:
         offline: bool = False,
         replace: bool = False,
         link: bool = False,
+        hub_cache: str | Path | bool = False,
         progress: Report | None = None,
     ) -> Pulled:
         """``bdn pull``: put the files of a source at a directory, verified, through a cache on this machine.
@@ -115,13 +117,27 @@ class AsyncClient:
         Uses the services that run on ``BDN_DATA_DIR``, or its own, in this process. Canceled, it leaves no part of the
         files at the directory.
 
+        With ``hub_cache`` instead of ``destination`` the files go into the cache of the hub's client below that
+        directory, or with True where the client has it. Canceled, it leaves whole files there, and the client reports
+        that others are missing.
+
         Example::
 
             pulled = await client.pull("hf://org/model", "model", allow=["*.safetensors", "*.json"])
         """
         with _errors_by_class():
             (wanted,) = request_body((source,), allow=tuple(allow), ignore=tuple(ignore), secret=secret).sources()
-            asked = Pull(wanted, Path(destination), offline=offline, replace=replace, link=link)
+            if (destination is None) == (hub_cache is False):
+                raise InvalidRequestError("name either a destination or hub_cache")
+            if destination is not None:
+                asked = Pull(wanted, Path(destination), offline=offline, replace=replace, link=link)
+            elif replace or link:
+                raise InvalidRequestError(
+                    "replace and link are for a destination: hub_cache links, and removes nothing"
+                )
+            else:
+                root = None if isinstance(hub_cache, bool) else Path(hub_cache)
+                asked = Pull.into_hub_cache(wanted, root, offline=offline)
             return await pull_files(asked, self._settings, logger.info, progress)
 
     async def mirror(
@@ -151,12 +167,14 @@ class AsyncClient:
         job: str,
         ttl_seconds: float | None = None,
         warm: bool = False,
+        view: StageView = "files",
         progress: Report | None = None,
     ) -> AsyncIterator[StagedFiles]:
         """``bdn stage``: the files of a READY mirror on this node, released when the block ends, whatever ends it.
 
         ``mirror`` may be an id, or a checkpoint, ``bt://project@job/name``. ``ttl_seconds`` releases the files even if
-        this program is killed. A job has one stage of the same content: the first block that ends releases it.
+        this program is killed. With ``view`` ``hub`` the path is a folder of the hub's cache. A job has one stage of the
+        same content and view: the first block that ends releases it.
 
         Example::
 
@@ -165,7 +183,9 @@ class AsyncClient:
         """
         name = mirror if isinstance(mirror, str) else mirror.id
         with _errors_by_class():
-            begun = await self._services.begin_stage(name, job, ttl_seconds=ttl_seconds, warm=warm, report=progress)
+            begun = await self._services.begin_stage(
+                name, job, ttl_seconds=ttl_seconds, warm=warm, view=view, report=progress
+            )
         try:
             with _errors_by_class():
                 files = StagedFiles.of(await self._services.last_stage(begun.id, progress))

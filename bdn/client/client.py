@@ -12,6 +12,7 @@ from bdn.client.staged import StagedFiles
 from bdn.local.pulled import Pulled
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.progress import Report
+from bdn.wire.stage_schema import StageView
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Client:
     def pull(
         self,
         source: str,
-        destination: str | Path,
+        destination: str | Path | None = None,
         *,
         allow: Sequence[str] = (),
         ignore: Sequence[str] = (),
@@ -87,6 +88,7 @@ class Client:
         offline: bool = False,
         replace: bool = False,
         link: bool = False,
+        hub_cache: str | Path | bool = False,
         progress: Report | None = None,
     ) -> Pulled:
         """As ``AsyncClient.pull``.
@@ -105,6 +107,7 @@ class Client:
                 offline=offline,
                 replace=replace,
                 link=link,
+                hub_cache=hub_cache,
                 progress=progress,
             )
         )
@@ -135,6 +138,7 @@ class Client:
         job: str,
         ttl_seconds: float | None = None,
         warm: bool = False,
+        view: StageView = "files",
         progress: Report | None = None,
     ) -> Iterator[StagedFiles]:
         """As ``AsyncClient.stage``.
@@ -144,6 +148,6 @@ class Client:
             with client.stage(mirror, job="train-42") as files:
                 print(files.path)
         """
-        context = self._client.stage(mirror, job=job, ttl_seconds=ttl_seconds, warm=warm, progress=progress)
+        context = self._client.stage(mirror, job=job, ttl_seconds=ttl_seconds, warm=warm, view=view, progress=progress)
         with self._thread.inside(context) as files:
             yield files

@@ -13,7 +13,7 @@ from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.named_sources import request_body
 from bdn.wire.progress import Report
-from bdn.wire.stage_schema import StageDocument, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageRequest, StageView
 
 
 def mirror_client(settings: ClientSettings) -> MirrorClient:
@@ -37,7 +37,14 @@ class Services:
         return await last_mirror(self.mirrors.follow(mirror_id, outages=self.outages(mirror_id)), report)
 
     async def begin_stage(
-        self, mirror: str, job_id: str, *, ttl_seconds: float | None, warm: bool, report: Report | None
+        self,
+        mirror: str,
+        job_id: str,
+        *,
+        ttl_seconds: float | None,
+        warm: bool,
+        report: Report | None,
+        view: StageView = "files",
     ) -> StageDocument:
         """``mirror`` is the id of a mirror, or a checkpoint, which is mirrored first: that moves nothing."""
         if mirror.startswith("bt://"):
@@ -45,7 +52,8 @@ class Services:
             found = ready_mirror(await self.last_mirror(begun.id, report))
         else:
             found = await self.mirrors.mirror(mirror, LONGEST_WAIT_SECONDS)
-        request = StageRequest(job_id=job_id, grant=grant_of(found), ttl_seconds=ttl_seconds, warm=warm)
+        grant = grant_of(found)
+        request = StageRequest(job_id=job_id, grant=grant, view=view, ttl_seconds=ttl_seconds, warm=warm)
         return await self.agent.stage(request)
 
     async def last_stage(self, stage_id: str, report: Report | None) -> StageDocument:

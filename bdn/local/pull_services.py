@@ -135,7 +135,8 @@ class _RunningMirror:
         found = await asyncio.to_thread(held_in, place, wanted, self.organisation, is_newest=is_newest)
         if found is None or found[0].manifest is None:
             return None
-        mount = GrantedMount(wanted.mount_location, Digest.parse(found[0].manifest), str(wanted.source))
+        manifest, revision = Digest.parse(found[0].manifest), found[0].resolved_revision
+        mount = GrantedMount.at(wanted.mount_location, manifest, str(wanted.source), revision)
         grant = Grant(self.organisation, (mount,), time.time() + self.settings.grant_seconds)
         return HeldSource(*found, self.signer.sign(grant))
 

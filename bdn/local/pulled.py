@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel
 
 from bdn.core.errors import NotFoundError
 from bdn.core.source.uri import HuggingFaceUri
+from bdn.local.hub_cache import HubRepository, hub_cache_root
 from bdn.mirror.db.recall import held_in, note_use_in
 from bdn.mirror.settings import embedded_settings
 from bdn.sources.environment import forbids_hub
@@ -25,7 +26,6 @@ from bdn.wire.stage_schema import BytesFrom, StageMount
 
 if TYPE_CHECKING:
     from bdn.core.source.uri import WeightsSource
-    from bdn.local.hub_cache import HubRepository
     from bdn.mirror.settings import MirrorSettings
     from bdn.wire.mirror_schema import MirrorSource
 
@@ -45,6 +45,12 @@ class Pull:
     replace: bool = False
     link: bool = False
     hub: HubRepository | None = None
+
+    @classmethod
+    def into_hub_cache(cls, wanted: WeightsSource, root: Path | None, *, offline: bool) -> Self:
+        """Below ``root``, or where the hub's client has its cache. Raises ``InvalidRequestError``: not of a hub."""
+        repository = HubRepository.of(wanted.source, hub_cache_root() if root is None else root)
+        return cls(wanted, repository.folder, offline=offline, link=True, hub=repository)
 
     def at(self, commit: str | None) -> Path:
         """Where the files of the commit are put."""

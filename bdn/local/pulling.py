@@ -13,6 +13,7 @@ from pathlib import Path
 from bdn.core.errors import InvalidRequestError
 from bdn.core.room import Tree, check_room
 from bdn.core.source.uri import WeightsSource
+from bdn.local.hub_cache import tree_document, tree_entry
 from bdn.local.pull_plan import AtDestination, PlannedPull, contents_of, plan_pull
 from bdn.local.pull_services import PullRequests, services_of_pull
 from bdn.local.pulled import Pull, Pulled, Say, as_mirrored, not_held, result_of
@@ -93,7 +94,7 @@ async def carried_out(pull: Pull, settings: ClientSettings, say: Say, report: Re
                 check_room(mirrored.source, needs)
         if hub is not None:
             tree = await requests.tree(hub.at(commit), DEFAULT_ORGANISATION, is_held=pull.offline)
-            await asyncio.to_thread(hub.write_tree, commit, tree)
+            await asyncio.to_thread(hub.write_tree, commit, tree_document(map(tree_entry, tree)))
         updates = _since_now(agent.pull(grant, dest, link=link, hub=hub is not None))
         stage = ready_stage(await last_stage(updates, report))
         if hub is not None:

@@ -1,6 +1,6 @@
 """API clients of the mirror and of the agent, with a method for each route."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -102,8 +102,25 @@ class MirrorClient(ContentClient):
         return (outages or OutageRetry()).follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
 
     async def tree(self, source: str, *, is_held: bool) -> list[HubFile]:
-        """All files of a mirrored commit. The mirror may list them first, which takes minutes for a million."""
-        return (await self._all(Page[HubFile], "/trees", 600, source=source, held=str(is_held).lower())).items
+        return [file async for page in self.tree_pages(source, is_held=is_held) for file in page]
+
+    async def tree_pages(
+        self, source: str, *, is_held: bool = False, bearer: str | None = None, outages: OutageRetry | None = None
+    ) -> AsyncIterator[list[HubFile]]:
+        """All files of a mirrored commit. The mirror may list them first, which takes minutes for a million.
+
+        ``bearer``: a grant of the commit, instead of the client's token.
+        """
+        cursor: str | None = "0"
+        while cursor is not None:
+            params = {"source": source, "held": str(is_held).lower(), "cursor": cursor}
+            ask = partial(self._tree_page, params, authorization(bearer))
+            page = await (ask() if outages is None else outages.ask(ask))
+            yield page.items
+            cursor = page.next_cursor
+
+    async def _tree_page(self, params: Params, headers: Mapping[str, str]) -> Page[HubFile]:
+        return await self._call(Page[HubFile], "GET", "/trees", params=params, headers=headers, wait_seconds=600)
 
     async def held(self) -> HeldManifests:
         return await self._all(HeldManifests, "/manifests")

@@ -18,12 +18,21 @@ from jwt.algorithms import OKPAlgorithm
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError
-from bdn.core.source.uri import CheckpointUri, check_mounts, normalise_mount, parse_source
+from bdn.core.source.uri import (
+    COMMIT,
+    CheckpointUri,
+    HuggingFaceUri,
+    SourceUri,
+    check_mounts,
+    normalise_mount,
+    parse_source,
+)
 from bdn.core.store import reader_of
 
 LONGEST_GRANT: Final = 60 * 1024  # bytes: with 4 KiB for everything else it fits into the head of a request
 ISSUER: Final = "bdn-mirror"
 _ALGORITHM: Final = "EdDSA"  # RFC 8037
+_HUB: Final = "hf://"
 _BEGIN: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
 _ID: Final = re.compile(r"[a-z0-9]{10}")
@@ -32,15 +41,27 @@ _REMEMBERED_MOUNTS: Final = 32_768  # over all grants that a verifier caches, an
 
 @dataclass(frozen=True, slots=True)
 class GrantedMount:
-    """One manifest and the mount location of its files. ``source`` is for people: where the files came from."""
+    """One manifest and the mount location of its files.
+
+    ``source`` is what was requested, ``commit`` what it was then; None if the source is not a repository of a hub.
+    """
 
     mount_location: str
     manifest: Digest
     source: str
+    commit: str | None = None
+
+    @classmethod
+    def at(cls, mount_location: str, manifest: Digest, source: str, revision: str | None) -> Self:
+        """A mount of a source that was resolved to ``revision``."""
+        is_commit = source.startswith(_HUB) and revision is not None and COMMIT.fullmatch(revision)
+        return cls(mount_location, manifest, source, revision if is_commit else None)
 
     def __post_init__(self) -> None:
         if normalise_mount(self.mount_location) != self.mount_location:
             raise ValueError(f"mount_location {self.mount_location!r} is not normalised")
+        if self.commit is not None and not COMMIT.fullmatch(self.commit):
+            raise ValueError(f"{self.commit!r} is not a commit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +83,16 @@ class Grant:
 
     def claims(self) -> dict[str, object]:
         mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in self.mounts]
-        return {"mounts": mounts, "team": self.team}
+        commits = [mount.commit for mount in self.mounts]
+        # A claim of its own: agents older than it ignore it.
+        return {"mounts": mounts, "commits": commits if any(commits) else None, "team": self.team}
 
     @classmethod
     def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
+        commits = claims.get("commits") or [None] * len(claims["mounts"])
         mounts = tuple(
-            GrantedMount(place, Digest.parse(manifest), source) for place, manifest, source in claims["mounts"]
+            GrantedMount(place, Digest.parse(manifest), source, commit)
+            for (place, manifest, source), commit in zip(claims["mounts"], commits, strict=True)
         )
         return cls(organisation, mounts, expires_at, claims.get("team"))
 
@@ -78,6 +103,13 @@ class Grant:
 
     def allows(self, manifest: Digest) -> bool:
         return any(mount.manifest == manifest for mount in self.mounts)
+
+    def names(self, source: SourceUri) -> bool:
+        """Whether a mount is of this commit of this repository."""
+        if not isinstance(source, HuggingFaceUri) or source.commit is None:
+            return False
+        wanted = str(replace(source, revision=None)), source.commit
+        return any((mount.source.partition("@")[0], mount.commit) == wanted for mount in self.mounts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from bdn.wire.shapes import ErrorBody, GivenGrant, Number, StrictModel, Text
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
 ViewKind = Literal["hardlink", "reflink", "copy"]
+StageView = Literal["files", "hub"]
 ExposureKind = Literal["bind", "symlink", "none"]
 WarmState = Literal["WARMING", "WARM", "SKIPPED", "STOPPED"]
 
@@ -32,10 +33,15 @@ class StageRequest(
     StrictModel,
     json_schema_extra={"examples": [{"job_id": "job-1", "grant": "the grant of a READY mirror", "wait": True}]},
 ):
-    """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too."""
+    """Make a grant's files appear on this node for a job. With ``warm`` they are then read into memory, too.
+
+    With ``view`` ``hub`` each mount shows the folder of its repository as in the cache of the hub's client, to be
+    mounted at ``$HF_HUB_CACHE/models--org--name``. Mounts of one repository share a folder.
+    """
 
     job_id: Annotated[StrictStr, Field(min_length=1, max_length=256)]
     grant: GivenGrant
+    view: StageView = "files"
     ttl_seconds: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
     wait: StrictBool = False
     warm: StrictBool = False
@@ -94,11 +100,12 @@ class BytesFrom(BaseModel):
 
 
 class MountFacts(BaseModel):
-    """One manifest of a stage, as the agent records and reports it."""
+    """One manifest of a stage, as the agent records and reports it. ``commit`` is set for repositories of a hub."""
 
     mount_location: str
     manifest: str
     source: str
+    commit: str | None = None
     view: ViewKind | None = None
     view_reason: str | None = None
     exposure: ExposureKind | None = None
@@ -109,6 +116,8 @@ class MountFacts(BaseModel):
 
 class StageMount(MountFacts):
     """One manifest of a stage. ``path`` is where its files are on this host, once the stage is READY.
+
+    With the view ``hub``, ``path`` is the folder of the repository, and the files are in ``snapshots/<commit>`` there.
 
     ``bytes_under_way`` were received from the cluster or the mirror, and are not included in ``bytes_done`` yet.
     """
@@ -156,6 +165,7 @@ class StageDocument(BaseModel):
     id: str
     job_id: str
     state: StageState
+    view: StageView = "files"
     created_at: datetime
     ready_at: datetime | None = None
     expires_at: datetime | None = None

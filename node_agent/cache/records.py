@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from bdn.core.cache.index import CacheIndex, Victim
@@ -158,6 +159,10 @@ class ManifestRecords:
         if digest_of(content) != document:
             raise MalformedDocumentError(f"the content of {path} does not match its name")
         return content
+
+    def tree(self, digest: Digest, commit: str) -> Path:
+        """Where the listing of a hub's commit is kept; removed with the manifest."""
+        return self._places.tree(digest, commit)
 
     def forget(self, digest: Digest) -> None:
         """Remove the root first, then its folder."""

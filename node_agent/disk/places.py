@@ -79,6 +79,10 @@ class Places:
     def document(self, manifest: Digest, digest: Digest) -> Path:
         return self.manifests / manifest.hex / digest.hex
 
+    def tree(self, manifest: Digest, commit: str) -> Path:
+        """The listing of a hub's commit, as the cache of the hub's client has it; kept as long as the manifest."""
+        return self.manifests / manifest.hex / f"{commit}.tree"
+
     def pins(self, digest: Digest) -> Path:
         """Times of a held manifest's whole files when their bytes were right; see ``WholeFiles``."""
         return self.manifests / digest.hex / "pins"

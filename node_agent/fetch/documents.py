@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Final
 
@@ -14,7 +15,11 @@ from bdn.core.chunk import Digest, MalformedDocumentError
 from bdn.core.errors import BdnError, InternalError, single_error
 from bdn.core.manifest import PageRef, Root
 from bdn.core.pace.retry import Outage, RetryPolicy
-from bdn.net.client import ContentClient
+from bdn.core.source.uri import HuggingFaceUri
+from bdn.disk.durable import disk_errors, write_durably
+from bdn.local.hub_cache import tree_document, tree_entry
+from bdn.net.api_clients import MirrorClient
+from bdn.net.client import ContentClient, OutageRetry
 from bdn.net.tls import Authorities
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import ChunkReader, fetch
@@ -83,7 +88,7 @@ class Catalogue:
     """
 
     records: ManifestRecords
-    client: ContentClient
+    client: MirrorClient
     peers: PeerRoots
     chain: ReaderChain
     threads: ByteThreads
@@ -125,6 +130,28 @@ class Catalogue:
                 self.records.recent.put(known)
                 return known
         return known
+
+    async def tree(self, manifest: Digest, commit: HuggingFaceUri, bearer: str) -> None:
+        """Keep the listing of the whole commit beside its manifest, as ``trees/<commit>.json`` of the hub's cache.
+
+        Requests it from the mirror, once for concurrent callers, in an outage for as long as the policy says. Raises
+        ``BdnError``.
+        """
+        place, key = self.records.tree(manifest, commit.revision or ""), (manifest, commit)
+        while not await in_thread(place.exists):
+            if (flight := self._reads.flight(key)) is not None:
+                await landed(flight)
+                continue
+            with self._reads.lead(key):  # always leads, as in ``read``
+                if not await in_thread(place.exists):
+                    await self._read_tree(place, commit, bearer)
+
+    async def _read_tree(self, place: Path, commit: HuggingFaceUri, bearer: str) -> None:
+        entries: list[bytes] = []  # a tenth of the memory of the parsed files
+        async for page in self.client.tree_pages(str(commit), bearer=bearer, outages=OutageRetry(policy=self.policy)):
+            entries += map(tree_entry, page)
+        with disk_errors(place):
+            await in_thread(write_durably, place, tree_document(entries))
 
     async def _root(self, digest: Digest, bearer: str, known: Root | None) -> Root:
         """Request the root; on failure use a known root or a peer's, or retry: a mirror restart fails no job.

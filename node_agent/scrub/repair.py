@@ -226,13 +226,13 @@ class FilesOfStages:
                         break
 
     def _places(self, record: StageRecord, mount: MountRecord) -> tuple[Path, ...]:
-        place = record.destination or self.views.place(record.id, mount.mount_location)
+        place = record.destination or self.views.place(record.id, record.files_at(mount))
         return tuple(dict.fromkeys((place, _real(place), self._view(record, mount))))
 
     def _view(self, record: StageRecord, mount: MountRecord) -> Path:
         if record.destination is not None:
             return record.destination
-        return self.views.view(record.id, mount.mount_location, mount.exposure or self.views.kind)
+        return self.views.view(record.id, record.files_at(mount), mount.exposure or self.views.kind)
 
     def _files(self, record: StageRecord, mount: MountRecord, shown: Path, asked: Path) -> Iterator[StagedFile]:
         below = PurePosixPath(asked.relative_to(shown)) if asked.is_relative_to(shown) else PurePosixPath()

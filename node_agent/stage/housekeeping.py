@@ -72,9 +72,7 @@ class Housekeeping:
             self.lifecycle.begin(stage)
         elif record.state == "READY":
             with suppress(BdnError):  # the background check detects and mends it
-                await in_thread(
-                    self.lifecycle.views.expose, record.id, [mount.mount_location for mount in record.mounts]
-                )
+                await in_thread(self.lifecycle.views.expose, record.id, self.lifecycle.places_of(record))
             stage.task = self.lifecycle.background.start(self._look_through(stage), f"look through {record.id}")
 
     async def _look_through(self, stage: NodeStage) -> None:
@@ -90,13 +88,12 @@ class Housekeeping:
         self.lifecycle.mend(stage)
 
     def _is_intact(self, record: StageRecord) -> bool:
-        load = self.lifecycle.cache.files.records.manifest
         try:
-            held = {mount.mount_location: load(mount.digest) for mount in record.mounts}
+            shown = self.lifecycle.recorded(record)
         except BdnError:
             return False
-        known = {location: manifest for location, manifest in held.items() if manifest is not None}
-        return len(known) == len(held) and self.lifecycle.views.is_intact(record.id, known)
+        known = {place: one for place, one in shown.items() if one is not None}
+        return len(known) == len(shown) and self.lifecycle.views.is_intact(record.id, known)
 
     async def reap(self) -> None:
         """Release expired and abandoned stages, remove old records, and trim the cache to its budget.

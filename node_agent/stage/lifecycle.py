@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from node_agent.stage.pulled import PulledDirectories
 from node_agent.stage.records import Decision, StageRecords, decisions
 from node_agent.stage.stage import NodeStage, StageRecord, StageRegistry
 from node_agent.stage.view.build import Built
-from node_agent.stage.view.views import Views
+from node_agent.stage.view.hub_folder import HubCommit, HubFolder
+from node_agent.stage.view.views import ManifestFiles, Shown, Views
 from node_agent.stage.warm import Warmer
 
 logger = logging.getLogger(__name__)
@@ -154,6 +156,8 @@ class Lifecycle:
         for _ in range(_LOOKS):
             came = await self.provision.run(request)
             manifests = {mount.mount_location: manifest for mount, manifest in zip(record.mounts, came, strict=True)}
+            if record.hub and record.destination is None:
+                await self._list(record)
             if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
                 return  # healed in place: a job that reads the view must not lose its folder
             try:
@@ -173,11 +177,17 @@ class Lifecycle:
             mount.view, mount.view_reason = view.kind, view.reason
             mount.exposure = "none" if record.destination else self.views.kind
 
+    async def _list(self, record: StageRecord) -> None:
+        """Have the listing of each commit: a view without the whole would be taken for it."""
+        for mount in record.mounts:
+            commit = mount.repository.at(mount.commit or "")
+            await self.provision.catalogue.tree(mount.digest, commit, record.grant)
+
     def _is_whole(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> bool:
         record = stage.record
         if record.destination or any(mount.exposure != self.views.kind for mount in record.mounts):
             return False
-        return self.views.is_intact(record.id, manifests)
+        return self.views.is_intact(record.id, self._shown(record, manifests))
 
     async def _publish(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
         """Build and publish the view of a pull.
@@ -205,11 +215,38 @@ class Lifecycle:
 
     async def _show(self, stage: NodeStage, manifests: Mapping[str, Manifest]) -> dict[str, Built]:
         record = stage.record
+        shown = self._shown(record, manifests)
         if any(mount.exposure not in (None, self.views.kind) for mount in record.mounts):
-            await in_thread(self.views.drop, record.id, manifests)  # exposed with other settings
-        built = await in_thread(self.views.publish, record.id, manifests, stage.stop)
-        await in_thread(self.views.expose, record.id, manifests)
-        return built
+            await in_thread(self.views.drop, record.id, shown)  # exposed with other settings
+        built = await in_thread(self.views.publish, record.id, shown, stage.stop)
+        await in_thread(self.views.expose, record.id, shown)
+        return {mount.mount_location: built[record.shown_at(mount)] for mount in record.mounts}
+
+    def _shown(self, record: StageRecord, manifests: Mapping[str, Manifest]) -> dict[str, Shown]:
+        """What a stage shows, by place. ``manifests`` are by mount location."""
+        if not record.hub:
+            return {location: ManifestFiles(manifest) for location, manifest in manifests.items()}
+        found: defaultdict[str, list[HubCommit]] = defaultdict(list)
+        for mount in record.mounts:
+            commit, manifest = mount.commit or "", manifests[mount.mount_location]
+            tree = self.cache.files.records.tree(mount.digest, commit)
+            found[record.shown_at(mount)].append(HubCommit(mount.repository, commit, manifest, tree))
+        return {place: HubFolder(tuple(commits)) for place, commits in found.items()}
+
+    def recorded(self, record: StageRecord) -> Mapping[str, Shown | None]:
+        """What a stage shows, by place; None if a manifest is no longer held. Blocking. Raises ``DiskFailedError``."""
+        load = self.cache.files.records.manifest
+        held = {mount.mount_location: load(mount.digest) for mount in record.mounts}
+        known = {location: manifest for location, manifest in held.items() if manifest is not None}
+        if len(known) == len(held):
+            return self._shown(record, known)
+        if record.hub:
+            return dict.fromkeys(self.places_of(record))
+        return {location: ManifestFiles(manifest) if manifest else None for location, manifest in held.items()}
+
+    @staticmethod
+    def places_of(record: StageRecord) -> list[str]:
+        return list(dict.fromkeys(map(record.shown_at, record.mounts)))
 
     async def _fail(self, stage: NodeStage, error: BdnError, figures: _Figures) -> None:
         record = stage.record
@@ -315,8 +352,7 @@ class Lifecycle:
         if record.destination is not None:
             self.pulled.clear(record)
             return None
-        load = self.cache.files.records.manifest
-        return self.views.drop(record.id, {mount.mount_location: load(mount.digest) for mount in record.mounts})
+        return self.views.drop(record.id, self.recorded(record))
 
     # --- recording ---
 

@@ -17,6 +17,8 @@ from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.layout import Manifest
+from bdn.core.source.uri import parse_source
+from bdn.local.hub_cache import HubRepository
 from bdn.wire.shapes import ErrorBody, moment
 from bdn.wire.stage_schema import (
     TERMINAL,
@@ -40,6 +42,11 @@ class MountRecord(MountFacts):
     def digest(self) -> Digest:
         return Digest.parse(self.manifest)
 
+    @property
+    def repository(self) -> HubRepository:
+        """The repository in the hub's cache, with the requested revision. Raises ``InvalidRequestError``."""
+        return HubRepository.of(parse_source(self.source), Path("/"))
+
 
 class StageRecord(BaseModel):
     """One stage. Times are seconds since the epoch. The file contains a grant, so it must stay private.
@@ -48,7 +55,7 @@ class StageRecord(BaseModel):
 
     ``destination`` is set for a pull; ``inode`` then distinguishes its directory from another at the same path. With
     ``link`` its files are hard links to the cache where possible; with ``hub`` it is a snapshot in the cache of the
-    hub's client.
+    hub's client. A stage with ``hub`` and without ``destination`` shows repositories as that cache has them.
     """
 
     id: str
@@ -70,6 +77,20 @@ class StageRecord(BaseModel):
     hub: bool = False
     warm: bool = False
     mounts: list[MountRecord]
+
+    # Where a stage has something, below its own directory:
+
+    def shown_at(self, mount: MountRecord) -> str:
+        """What the job gets. Mounts of one repository of a hub share the place."""
+        return str(mount.repository.folder) if self.hub else mount.mount_location
+
+    def files_at(self, mount: MountRecord) -> str:
+        """The files of a mount by their paths; in a hub's cache these are links."""
+        return str(mount.repository.snapshot(mount.commit)) if self.hub else mount.mount_location
+
+    def contents_at(self, mount: MountRecord) -> str:
+        """The folder that has the bytes of a mount."""
+        return str(mount.repository.folder / "blobs") if self.hub else mount.mount_location
 
     @property
     def stamp(self) -> int:
@@ -201,6 +222,7 @@ class NodeStage:
             id=record.id,
             job_id=record.job_id,
             state="STAGING" if self.is_mending else record.state,
+            view="hub" if record.hub else "files",
             created_at=moment(record.created_at),
             ready_at=moment(record.ready_at) if record.ready_at is not None else None,
             expires_at=moment(record.expires_at) if record.expires_at is not None else None,

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
+from bdn.core.source.uri import parse_source
+from bdn.local.hub_cache import HubRepository
 from bdn.wire import stage_schema
-from bdn.wire.grants import Grant
+from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import stage_id_of
 from node_agent.background_tasks import in_thread
@@ -56,24 +58,35 @@ class StageService:
             raise InvalidRequestError(f"{path} is not an absolute path")
         for stage in sorted(self.registry.all(), key=lambda stage: stage.record.state != "READY"):
             for mount in stage.record.mounts:
-                root = self.path_of(stage.record, mount)
-                if path.is_relative_to(root):
-                    return stage, mount, str(path.relative_to(root))
+                root, files = self.path_of(stage.record, mount), self._files_of(stage.record, mount)
+                if path.is_relative_to(files):
+                    return stage, mount, str(path.relative_to(files))
+                if path.is_relative_to(root) and files.is_relative_to(path):  # a folder around the snapshot
+                    return stage, mount, "."
         raise NotFoundError(f"a stage of this node that shows {path}")
 
     # --- commands ---
 
     async def start(
-        self, job_id: str, token: str, ttl_seconds: float | None = None, *, warm: bool = False
+        self,
+        job_id: str,
+        token: str,
+        ttl_seconds: float | None = None,
+        *,
+        warm: bool = False,
+        view: stage_schema.StageView = "files",
     ) -> NodeStage:
         """Stage a grant's files for a job. Idempotent. A failed, released or half-released stage begins anew.
 
         With ``warm`` the files are read into memory once the stage is READY, or now if it is READY already.
 
-        Raises ``GrantInvalidError``, ``GrantExpiredError``, ``DiskFailedError``: nothing was begun.
+        With ``view`` ``hub`` the stage shows repositories as the cache of the hub's client has them.
+
+        Raises ``GrantInvalidError``, ``GrantExpiredError``, ``DiskFailedError``, and with ``hub`` ``InvalidRequestError``
+        for another source: nothing was begun.
         """
         grant = await self.check(token)
-        record = self.record(job_id, token, grant)
+        record = self.record(job_id, token, grant, is_hub=view == "hub")
         record.ttl_seconds, record.warm = ttl_seconds, warm
         record.expires_at = None if ttl_seconds is None else record.created_at + ttl_seconds
         return await self.begin(NodeStage(record))
@@ -135,19 +148,44 @@ class StageService:
             self.lifecycle.begin(stage)
         return stage
 
-    def record(self, job_id: str, token: str, grant: Grant) -> StageRecord:
+    def record(self, job_id: str, token: str, grant: Grant, *, is_hub: bool = False) -> StageRecord:
+        show = _as_repository if is_hub else _as_files
         return StageRecord(
-            id=stage_id_of(job_id, grant.reader, {one.mount_location: str(one.manifest) for one in grant.mounts}),
+            id=stage_id_of(job_id, grant.reader, {one.mount_location: show(one) for one in grant.mounts}),
+            hub=is_hub,
             job_id=job_id,
             organisation=grant.organisation,
             grant=token,
             state="PENDING",
             created_at=self.lifecycle.clock(),
             mounts=[
-                MountRecord(mount_location=mount.mount_location, manifest=str(mount.manifest), source=mount.source)
+                MountRecord(
+                    mount_location=mount.mount_location,
+                    manifest=str(mount.manifest),
+                    source=mount.source,
+                    commit=mount.commit,
+                )
                 for mount in grant.mounts
             ],
         )
 
     def path_of(self, record: StageRecord, mount: MountRecord) -> Path:
-        return record.destination or self.lifecycle.views.place(record.id, mount.mount_location)
+        return record.destination or self.lifecycle.views.place(record.id, record.shown_at(mount))
+
+    def _files_of(self, record: StageRecord, mount: MountRecord) -> Path:
+        return record.destination or self.lifecycle.views.place(record.id, record.files_at(mount))
+
+
+def _as_files(mount: GrantedMount) -> str:
+    return str(mount.manifest)
+
+
+def _as_repository(mount: GrantedMount) -> str:
+    """All that the view shows: files may be those of another commit. Raises ``InvalidRequestError``."""
+    HubRepository.of(parse_source(mount.source), Path("/"))
+    if mount.commit is None:
+        raise InvalidRequestError(
+            f"the grant of {mount.source} names no commit, because an older mirror signed it; update the mirror, and read "
+            "the mirror again for a fresh grant"
+        )
+    return f"{mount.manifest}\0hub\0{mount.source}\0{mount.commit}"

@@ -114,7 +114,10 @@ class Warmer:
         warming.task = self._background.start(self._warm(stage, warming), f"warm {record.id}")
 
     async def _warm(self, stage: NodeStage, warming: Warming) -> None:
-        places = [self._views.place(stage.record.id, mount.mount_location) for mount in stage.record.mounts]
+        record = stage.record
+        places = [
+            self._views.place(record.id, place) for place in dict.fromkeys(map(record.contents_at, record.mounts))
+        ]
         async with self._turn:
             with closing(_read_through(places)) as steps:
                 try:

@@ -386,14 +386,3 @@ def test_what_cannot_be_is_refused_before_the_hub_is_asked(
 
     assert (refused.code, reason in refused.err) == (2, True), refused.err
     assert hub.log.count() == 0
-
-
-def test_transformers_loads_a_pulled_model_offline_by_its_name(user: Shell, hub: Hub, root: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed here")
-    hub.repo("org/model").commit(FILES)
-    pull(user, "hf://org/model")
-    script = "from transformers import AutoConfig; print(AutoConfig.from_pretrained('org/model').model_type)"
-
-    done = user.executed().run("python", "-c", script, HF_HUB_OFFLINE="1")
-
-    assert (done.code, done.out.strip()) == (0, "bert"), done.err

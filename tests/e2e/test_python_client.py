@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import snapshot_download
 
 import bdn.client
 from bdn.client import AsyncClient, Client, Progress
@@ -73,6 +74,16 @@ def staged(node: Shell) -> list[str]:
     """The jobs that have a stage."""
     ended = node.told("bdn", "unstage", "--all")["items"]
     return [stage["job_id"] for stage in ended]
+
+
+def test_a_block_may_show_a_folder_of_the_hub_cache(node: Shell) -> None:
+    with Client(**given(node)) as client:
+        mirror = client.mirror([SOURCE], mounts=["/app/model"]).wait()
+        with client.stage(mirror, job="train", view="hub") as files:
+            assert files.path.name == "models--org--model"
+            commit = (files.path / "refs/main").read_text()
+            assert tree(files.path / "snapshots" / commit) == MODEL
+    assert staged(node) == []
 
 
 @pytest.mark.production
@@ -283,6 +294,41 @@ asyncio.run(main())
     done = shell.run(*program(code))
     assert done.out.splitlines() == [f"{SIZE} 0 {len(MODEL)}", "mirroring staging"], done.err
     assert tree(shell.root / "out") == MODEL
+
+
+@pytest.mark.embedded("a pull has its own mirror")
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_a_pull_into_the_hub_cache_is_found_offline_by_name(shell: Shell, hub: Hub, form: str) -> None:
+    hub.repo("org/model").commit(MODEL)
+    wait, client = ("", "Client") if form == "sync" else ("await ", "AsyncClient")
+    code = f"""
+import asyncio
+from bdn.client import AsyncClient, Client
+from bdn.core.errors import InvalidRequestError
+async def main():
+    {"async " if wait else ""}with {client}() as client:
+        for wrong in ({{}}, dict(destination="out", hub_cache="hub"), dict(hub_cache=True, link=True), dict(hub_cache=True, replace=True)):
+            try:
+                {wait}client.pull("hf://org/model", **wrong)
+            except InvalidRequestError as error:
+                print(error)
+        try:
+            {wait}client.pull("s3://bucket/model", hub_cache="hub")
+        except InvalidRequestError as error:
+            print(error)
+        for place in ("hub", True):
+            print(({wait}client.pull("hf://org/model", hub_cache=place)).bytes_transferred)
+asyncio.run(main())
+"""
+    done = shell.run(*program(code), HF_HUB_CACHE=str(shell.root / "own"))
+    *refused, first, second = done.out.splitlines()
+    assert (done.code, first, second) == (0, str(SIZE), "0"), done.err
+    assert [reason in line for reason, line in zip(
+        ("either a destination or hub_cache", "either a destination", "replace and link", "replace and link", "s3://bucket/model is not a repository"),
+        refused, strict=True)] == [True] * 5  # fmt: skip
+    for root in ("hub", "own"):
+        found = snapshot_download("org/model", cache_dir=shell.root / root, local_files_only=True)
+        assert tree(Path(found)) == MODEL
 
 
 @pytest.mark.embedded("a pull has its own mirror")

@@ -241,7 +241,7 @@ async def test_what_is_not_yours_costs_nothing(world: World, tally: Tally, monke
 # --- Every other route of the mirror: who may call it, and that another organisation's things are answered like nothing at all ---
 PUBLIC: Final = {"/healthz", "/readyz", "/metrics", "/.well-known/openid-configuration", "/.well-known/jwks.json"}
 READ_WITH_GRANTS: Final = {  # see the matrix
-    "/manifests/{digest}", "/chunks/{digest}", "/chunks/locations", "/files/{digest}/{path}",
+    "/manifests/{digest}", "/chunks/{digest}", "/chunks/locations", "/files/{digest}/{path}", "/trees",
 }  # fmt: skip
 PUSHES: Final[dict[str, Json | None]] = {
     "/pushes": {"source": "bt://llama@job1/checkpoint-1"},
@@ -343,6 +343,22 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
             answer = await world.ask(allowed, method, place(path), json=BODIES.get(path))
             assert answer.status_code not in (401, 403), (method, path, allowed, answer.text)
             tally.add(scenarios=1)
+
+
+async def test_a_commit_is_listed_for_its_mirrors_organisation_and_for_its_grants(world: World, tally: Tally) -> None:
+    """A grant lists what it names; of another commit it says what it says of none."""
+    commit = f"hf://org/a-private@{world.mirrors['a', 'a-private']['sources'][0]['resolved_revision']}"
+    answers = {"controller a": 200, "grant a a-private": 200, "operator for a": 200}
+    refused = [bearer for bearer in world.bearers if bearer not in answers]
+    assert len(refused) > len(STRANGERS)
+    for bearer in (*answers, *refused):
+        answer = await world.ask(bearer, "GET", "/trees", params={"source": commit})
+        assert (answer.status_code == 200) == (bearer in answers), (bearer, answer.text)
+        tally.add(scenarios=1, refused=bearer not in answers)
+    none = await world.ask("grant a a-private", "GET", "/trees", params={"source": f"hf://org/a-private@{'0' * 40}"})
+    other = await world.ask("grant a a-public", "GET", "/trees", params={"source": commit})
+    assert (none.status_code, other.status_code) == (404, 404)
+    assert (await world.ask("none", "GET", "/trees")).status_code == 401  # before the query is looked at
 
 
 async def test_pushes_are_for_controllers_and_for_grants_to_push(world: World, tally: Tally) -> None:

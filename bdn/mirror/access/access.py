@@ -208,6 +208,11 @@ class Access:
                 raise NotFoundError(f"manifest {manifest}")
         return owner
 
+    async def lister(self, bearer: str | None, organisation: str | None = None) -> Caller | Grant:
+        """The controller that lists commits, or the grant, which lists those of its mounts."""
+        reader = await self._reader(bearer)
+        return reader.acting(Role.CONTROLLER, organisation) if isinstance(reader, Caller) else reader
+
     async def check_chunk(self, bearer: str | None, chunk: Digest) -> str:
         return await self.check_chunks(bearer, [chunk])
 

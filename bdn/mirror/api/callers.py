@@ -8,6 +8,7 @@ from bdn.core.source.uri import PROJECT_PATTERN
 from bdn.mirror.access.access import Access, Caller, PushAccess
 from bdn.net.api_server import Bearer, provided
 from bdn.wire.access_schema import NAME_PATTERN, ORGANISATION_PATTERN, Role
+from bdn.wire.grants import Grant
 from bdn.wire.http_fields import AGENT_HEADER, ORGANISATION_HEADER
 
 TEXT: Final = r"^[^\x00]*$"
@@ -57,6 +58,10 @@ async def _controller_of_a_team(access: _Access, bearer: Bearer, organisation: O
     return (await access.caller(bearer)).acting(Role.CONTROLLER, organisation)
 
 
+async def _lister(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller | Grant:
+    return await access.lister(bearer, organisation)
+
+
 async def _agent(access: _Access, bearer: Bearer) -> Caller:
     return (await access.caller(bearer)).acting(Role.AGENT, None)
 
@@ -68,5 +73,6 @@ async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = 
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # or an operator, for the organisation that it names
 TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or a controller of a team, which routes pass on
+Lister = Annotated[Caller | Grant, Depends(_lister)]  # as TeamController, or a grant
 Agent = Annotated[Caller, Depends(_agent)]
 Pushing = Annotated[PushAccess, Depends(_pusher)]

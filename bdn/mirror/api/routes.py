@@ -25,6 +25,7 @@ from bdn.mirror.api.callers import (
     CollectionId,
     Controller,
     EvictionId,
+    Lister,
     MirrorId,
     Name,
     Operator,
@@ -71,6 +72,7 @@ from bdn.wire.access_schema import (
     TokenRequest,
 )
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named
+from bdn.wire.grants import Grant
 from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
 from bdn.wire.http_fields import (
     DATA_PORT_HEADER,
@@ -280,12 +282,16 @@ async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamControlle
 async def tree(
     *,
     requests: _Requests,
-    caller: TeamController,
+    caller: Lister,
     source: Annotated[str, Query(min_length=1, max_length=LONGEST_SOURCE, pattern=TEXT)],
     held: Annotated[bool, Query(description="Send no request to the hub")] = False,
     cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Page[HubFile]:
-    return await requests.trees.page(parse_source(source), caller.organisation, caller.team, cursor, is_held=held)
+    """A grant lists the commits that it names."""
+    asked = parse_source(source)
+    if isinstance(caller, Grant) and not caller.names(asked):
+        raise NotFoundError(f"a mirror of {asked}")
+    return await requests.trees.page(asked, caller.organisation, caller.team, cursor, is_held=held)
 
 
 @contents_router.get("/manifests", summary="Manifests, and the tiers that hold them")

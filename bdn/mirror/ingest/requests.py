@@ -31,6 +31,7 @@ from bdn.wire.progress import total_of
 _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time between two reads of a waiter
 
 _ANY: Final = Digest("0" * 64)  # as long as any other digest
+_ANY_COMMIT: Final = "0" * 40
 
 # What is requested, and the organisation and team that request it: they decide what the answer contains.
 Question = tuple[str, str, str | None]
@@ -81,7 +82,7 @@ class MirrorRequests:
 
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""
-        mounts = tuple(GrantedMount(one.mount_location, _ANY, str(one.source)) for one in sources)
+        mounts = tuple(GrantedMount.at(one.mount_location, _ANY, str(one.source), _ANY_COMMIT) for one in sources)
         size = len(self.signer.sign(Grant(organisation, mounts, self.database.now() + self.grant_seconds, team)))
         if size > LONGEST_GRANT:
             what = (
@@ -120,7 +121,7 @@ class MirrorRequests:
                 return None
             mirror = (await mirrors.get(session, row.mirror_id, organisation)).row
         await manifests.note_use(self.database, row.manifest, self.database.now())
-        mount = GrantedMount(wanted.mount_location, Digest(row.manifest), str(wanted.source))
+        mount = GrantedMount.at(wanted.mount_location, Digest(row.manifest), str(wanted.source), row.resolved_revision)
         grant = self.signer.sign(Grant(organisation, (mount,), self.database.now() + self.grant_seconds))
         return HeldSource(_source_of(row), mirror.completed_at or mirror.created_at, grant)
 
@@ -293,7 +294,7 @@ class MirrorRequests:
         if not all(source.manifest in held for source in state.sources):
             return None
         mounts = tuple(
-            GrantedMount(source.mount_location, Digest(source.manifest), source.source)
+            GrantedMount.at(source.mount_location, Digest(source.manifest), source.source, source.resolved_revision)
             for source in state.sources
             if source.manifest
         )

@@ -304,7 +304,7 @@ def _mounts(row: TrainingJobRow, rank: int, sources: Sequence[Any], weights: int
     """The rank's part of what the job's mirror recorded: the weights, then the extras."""
     own = [None] * weights + [extra["ranks"] for extra in row.extras]
     return tuple(
-        GrantedMount(source.mount_location, Digest(source.manifest), source.source)
+        GrantedMount.at(source.mount_location, Digest(source.manifest), source.source, source.resolved_revision)
         for source, ranks in zip(sources, own, strict=True)
         if ranks is None or rank in ranks
     )

@@ -6,7 +6,7 @@ import stat
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -285,17 +285,27 @@ class Difference:
 
 def remove_view(root: Path, manifest: Manifest | None, files: WholeFiles) -> None:
     """Blocking. The manifest, if still known, says which cached file each name belongs to."""
-    if manifest and root.is_dir():
-        contents = {entry.path: entry.digest for entry in manifest.files}
+    if manifest:
+        unlink_files(root, {entry.path: entry.digest for entry in manifest.files}, files)
+    remove_tree(root)
+    if manifest:
+        save_pins(manifest, files)
+
+
+def unlink_files(root: Path, contents: Mapping[str, Digest], files: WholeFiles) -> None:
+    """Remove names of cached files, by path below ``root``, which may be absent. Their pins follow. Blocking."""
+    if root.is_dir():
         for folder, _, names, descriptor in os.fwalk(root):
             below = folder[len(str(root)) + 1 :]
             for name in names:
                 if content := contents.get(f"{below}/{name}" if below else name):
                     files.unlink(content, name, descriptor)
-    remove_tree(root)
-    if manifest:
-        with suppress(BdnError):  # these files are then verified after the next start
-            files.save(manifest)
+
+
+def save_pins(manifest: Manifest, files: WholeFiles) -> None:
+    """After a failure these files are verified after the next start. Blocking."""
+    with suppress(BdnError):
+        files.save(manifest)
 
 
 def compare_view(

@@ -1,4 +1,4 @@
-"""A view in the cache of the hub's client: ``<repository>/snapshots/<commit>``, for ``bdn pull SOURCE --hub-cache``.
+"""A view in the cache of the hub's client: ``<repository>/snapshots/<commit>``, for pulls and stages.
 
 The repository's folder belongs to the user and the hub's client. A view only adds to it: blobs named by ETag, and
 relative links to them. The listing ``trees/<commit>.json``, written before, names the ETags; with it, the client
@@ -75,7 +75,15 @@ class HubSnapshot:
     def is_intact(self, earlier: Earlier) -> bool:
         if earlier.manifest is None or self.inode() != earlier.inode:
             return False
-        return all(map(self._shows, earlier.manifest.files))
+        return self.shows(earlier.manifest)
+
+    def shows(self, manifest: Manifest) -> bool:
+        """Whether all files of the manifest are there, unchanged."""
+        return all(map(self._shows, manifest.files))
+
+    def blobs(self, manifest: Manifest) -> dict[str, FileEntry]:
+        """The files of the manifest by ETag. Raises ``InvalidRequestError`` if the listing lacks one."""
+        return {self._etags[entry.path]: entry for entry in self._checked(manifest)}
 
     def _shows(self, entry: FileEntry) -> bool:
         try:
@@ -105,7 +113,7 @@ class HubSnapshot:
             self.clear()
             self._blobs.mkdir(parents=True, exist_ok=True)
             self._aside.mkdir(mode=0o700)
-            blobs = {self._etags[entry.path]: entry for entry in self._checked(manifest)}
+            blobs = self.blobs(manifest)
             placer = Placer(self.files, stop, links=True, stamp=None)
             with open_folder(self._aside) as aside:
                 for etag, entry in blobs.items():
@@ -166,14 +174,14 @@ class HubSnapshot:
             listed = json.loads(place.read_bytes())["files"]
             etags = {path: entry.get("lfs_sha256") or entry["blob_id"] for path, entry in listed.items()}
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise InvalidRequestError(f"cannot read the listing {place}: {error!r}; pull again") from error
+            raise InvalidRequestError(f"cannot read the listing {place}: {error!r}; request it again") from error
         return {path: etag for path, etag in etags.items() if isinstance(etag, str) and _ETAG.fullmatch(etag)}
 
     def _checked(self, manifest: Manifest) -> Iterator[FileEntry]:
         for entry in manifest.files:
             if entry.path not in self._etags:
                 raise InvalidRequestError(
-                    f"{self.repository}/trees/{self.path.name}.json lacks {entry.path!r}; pull again"
+                    f"{self.repository}/trees/{self.path.name}.json lacks {entry.path!r}; request it again"
                 )
             yield entry
 

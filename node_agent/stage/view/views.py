@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from bdn.core.layout import Manifest
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
@@ -18,9 +18,38 @@ _BUILDING: Final = ".building"
 _DROPPING: Final = ".dropping"
 
 
+class Shown(Protocol):
+    """What a stage shows at one of its places. Methods block."""
+
+    def build(self, root: Path, files: WholeFiles, stop: threading.Event) -> Built:
+        """Create the directory ``root``. The caller removes it after an error."""
+
+    def is_intact(self, root: Path, files: WholeFiles) -> bool:
+        """Whether the directory has exactly what was built. Raises ``OSError``."""
+
+    def remove(self, root: Path, files: WholeFiles) -> None:
+        """The directory may be absent or unfinished."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFiles:
+    """The files of a manifest, by their paths."""
+
+    manifest: Manifest
+
+    def build(self, root: Path, files: WholeFiles, stop: threading.Event) -> Built:
+        return build_view(self.manifest, root, files, stop)
+
+    def is_intact(self, root: Path, files: WholeFiles) -> bool:
+        return compare_view(self.manifest, root, files).is_intact
+
+    def remove(self, root: Path, files: WholeFiles) -> None:
+        remove_view(root, self.manifest, files)
+
+
 @dataclass(frozen=True)
 class Views:
-    """``kind`` is how new stages are exposed. Methods block."""
+    """``kind`` is how new stages are exposed. A place is a path below the stage's own directory. Methods block."""
 
     files: WholeFiles
     kind: ExposureKind
@@ -29,38 +58,38 @@ class Views:
     def places(self) -> Places:
         return self.files.places
 
-    def place(self, stage_id: str, mount_location: str) -> Path:
-        """The path that the job gets for a mount."""
-        return self.places.mounts / stage_id / mount_location.lstrip("/")
+    def place(self, stage_id: str, place: str) -> Path:
+        """The path that the job gets for a place."""
+        return self.places.mounts / stage_id / place.lstrip("/")
 
-    def view(self, stage_id: str, mount_location: str, kind: ExposureKind) -> Path:
-        """The files of a mount, for a stage exposed as ``kind``; never below a read-only mount."""
-        return self._root(stage_id, kind) / mount_location.lstrip("/")
+    def view(self, stage_id: str, place: str, kind: ExposureKind) -> Path:
+        """What a place shows, for a stage exposed as ``kind``; never below a read-only mount."""
+        return self._root(stage_id, kind) / place.lstrip("/")
 
-    def publish(self, stage_id: str, manifests: Mapping[str, Manifest], stop: threading.Event) -> dict[str, Built]:
-        """Build all mounts of a stage aside, and publish them in one step, replacing an earlier view.
+    def publish(self, stage_id: str, shown: Mapping[str, Shown], stop: threading.Event) -> dict[str, Built]:
+        """Build all places of a stage aside, and publish them in one step, replacing an earlier view.
 
         Raises ``DiskFailedError``, ``CanceledError``, ``ChangedFilesError``: nothing of the new view is left.
         """
         root = self._root(stage_id, self.kind)
         aside = root.with_name(f"{stage_id}{_BUILDING}")
         with disk_errors(aside):
-            self._remove(aside, manifests)
+            self._remove(aside, shown)
             try:
                 make_folder(aside, 0o755)
                 built = {}
-                for location, manifest in manifests.items():
-                    target = aside / location.lstrip("/")
+                for place, one in shown.items():
+                    target = aside / place.lstrip("/")
                     make_folder(target.parent, 0o755)
-                    built[location] = build_view(manifest, target, self.files, stop)
+                    built[place] = one.build(target, self.files, stop)
                 appear(aside, root, replaces=True)
             finally:
-                self._remove(aside, manifests)
+                self._remove(aside, shown)
         return built
 
-    def expose(self, stage_id: str, mount_locations: Iterable[str]) -> None:
-        for location in mount_locations:
-            expose(self.kind, self.view(stage_id, location, self.kind), self.place(stage_id, location))
+    def expose(self, stage_id: str, places: Iterable[str]) -> None:
+        for place in places:
+            expose(self.kind, self.view(stage_id, place, self.kind), self.place(stage_id, place))
 
     def stands(self, stage_id: str, kind: ExposureKind) -> bool:
         """Whether a view of a stage exposed as ``kind`` exists. Raises ``DiskFailedError`` if that is unknown."""
@@ -68,35 +97,32 @@ class Views:
         with disk_errors(root):
             return root.is_dir()
 
-    def is_intact(self, stage_id: str, manifests: Mapping[str, Manifest]) -> bool:
+    def is_intact(self, stage_id: str, shown: Mapping[str, Shown]) -> bool:
         """Whether the published view has exactly its files, and the present kind of exposure."""
         try:
-            return all(
-                compare_view(manifest, self.view(stage_id, location, self.kind), self.files).is_intact
-                for location, manifest in manifests.items()
-            )
+            return all(one.is_intact(self.view(stage_id, place, self.kind), self.files) for place, one in shown.items())
         except OSError:
             return False
 
-    def drop(self, stage_id: str, manifests: Mapping[str, Manifest | None]) -> str | None:
+    def drop(self, stage_id: str, shown: Mapping[str, Shown | None]) -> str | None:
         """Conceal and remove a view, however it was exposed. Idempotent. Returns notes for operators as ``conceal``.
 
-        A manifest is None if it is no longer known, after a forced eviction.
+        None is shown if the manifest is no longer known, after a forced eviction.
 
         After a kill the view is whole or gone: its folder is renamed in one step, and emptied aside.
 
         Raises ``MountFailedError``, ``DiskFailedError``: something is left.
         """
-        notes = [conceal(self.place(stage_id, location), self.places.mounts) for location in manifests]
+        notes = [conceal(self.place(stage_id, place), self.places.mounts) for place in shown]
         for root in (self.places.views / stage_id, self.places.mounts / stage_id):
             aside = root.with_name(f"{stage_id}{_DROPPING}")
             with disk_errors(root):
                 for mounted in mounts_below(root):
                     unbind(mounted)  # left by a kill during a bind
-                self._remove(aside, manifests)
+                self._remove(aside, shown)
                 if root.is_dir():
                     root.rename(aside)
-                    self._remove(aside, manifests)
+                    self._remove(aside, shown)
         return "; ".join(note for note in notes if note) or None
 
     def drop_others(self, stage_ids: frozenset[str]) -> list[Path]:
@@ -113,10 +139,10 @@ class Views:
                     dropped.append(path)
         return dropped
 
-    def _remove(self, aside: Path, manifests: Mapping[str, Manifest | None]) -> None:
-        for location, manifest in manifests.items():
-            if aside.is_dir():
-                remove_view(aside / location.lstrip("/"), manifest, self.files)
+    def _remove(self, aside: Path, shown: Mapping[str, Shown | None]) -> None:
+        for place, one in shown.items():
+            if one is not None and aside.is_dir():
+                one.remove(aside / place.lstrip("/"), self.files)
         remove_tree(aside)
 
     def _root(self, stage_id: str, kind: ExposureKind) -> Path:

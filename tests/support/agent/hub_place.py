@@ -8,8 +8,8 @@ from typing import Final
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from bdn.core.source.uri import WeightsSource, parse_source
-from bdn.local.hub_cache import HubRepository
+from bdn.core.source.uri import parse_source
+from bdn.local.hub_cache import HubRepository, tree_document, tree_entry
 from bdn.wire.mirror_schema import HubFile
 from node_agent.stage.view.destination import Earlier
 from node_agent.stage.view.hub import HubSnapshot
@@ -23,8 +23,8 @@ FILES: Final = {"config.json": b"{}", "a/b/deep.txt": b"deep", "empty": b"", "we
 
 def repository_with(root: Path, listed: Mapping[str, bytes]) -> HubRepository:
     """The folder of a repository in a hub cache, with the listing of a commit that has these files."""
-    repository = HubRepository.of(WeightsSource(parse_source("hf://org/model"), "/m"), root)
-    repository.write_tree(COMMIT, [_hub_file(path, content) for path, content in listed.items()])
+    repository = HubRepository.of(parse_source("hf://org/model"), root)
+    repository.write_tree(COMMIT, tree_document(map(tree_entry, hub_files(listed))))
     return repository
 
 
@@ -39,7 +39,7 @@ class HubPlace:
 
     @property
     def repository(self) -> HubRepository:
-        return HubRepository.of(WeightsSource(parse_source("hf://org/model"), "/m"), self.root)
+        return HubRepository.of(parse_source("hf://org/model"), self.root)
 
     @property
     def snapshot(self) -> HubSnapshot:
@@ -77,6 +77,10 @@ class HubPlace:
             return None
 
 
-def _hub_file(path: str, content: bytes) -> HubFile:
-    file = Listed(path, content)
-    return HubFile(path=path, size=file.size, blob_id=file.oid, lfs_sha256=file.sha256 if file.is_lfs else None)
+def hub_files(listed: Mapping[str, bytes]) -> list[HubFile]:
+    """The listing of a commit with these files."""
+    files = [Listed(path, content) for path, content in sorted(listed.items())]
+    return [
+        HubFile(path=file.path, size=file.size, blob_id=file.oid, lfs_sha256=file.sha256 if file.is_lfs else None)
+        for file in files
+    ]

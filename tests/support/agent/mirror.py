@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -21,14 +22,16 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, FileLayout, digest_of
 from bdn.core.errors import BdnError, NotFoundError, UnauthenticatedError
 from bdn.core.layout import Manifest
 from bdn.core.manifest import SMALL_FILE_SIZE
+from bdn.core.source.uri import parse_source
 from bdn.net.chunk_server.served_chunks import ChunkRequest, OpenChunk
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.http_fields import DATA_PORT_HEADER, DELIVERY_HEADER
 from bdn.wire.location_schema import Locations, LocationsRequest
+from bdn.wire.mirror_schema import HubFile
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
-from bdn.wire.shapes import document_of, status_of
+from bdn.wire.shapes import Page, document_of, status_of
 from node_agent.cache.records import Held
 from tests.doubles.http_origin import Answer, Origin, Request
 from tests.fakes.recorded_holdings import RecordedHoldings
@@ -111,6 +114,7 @@ class AgentMirror:
         self.store = MemoryStore()
         self.manifests: dict[Digest, Manifest] = {}
         self.trees: dict[Digest, Held] = {}
+        self.hub_trees: dict[str, list[HubFile]] = {}  # listings of commits, by ``hf://org/model@<commit>``
         self.chunks_of: dict[Digest, set[Digest]] = {}  # of files: see ``pages_of``
         self.pages_of: dict[Digest, set[Digest]] = {}  # and its root
         self.suspected: list[Digest] = []  # chunks that were asked for as suspects
@@ -151,12 +155,20 @@ class AgentMirror:
         return held.manifest
 
     def grant(
-        self, *manifests: Manifest, expires_in: float = 3600.0, organisation: str = "org", team: str | None = None
+        self,
+        *manifests: Manifest,
+        expires_in: float = 3600.0,
+        organisation: str = "org",
+        team: str | None = None,
+        commits: Mapping[str, Manifest] | None = None,
     ) -> str:
-        """A token for these manifests at /m0, /m1, …"""
+        """A token for these manifests at /m0, /m1, …, or for ``commits`` of a hub: ``hf://org/model@main#<commit>``."""
         mounts = tuple(
             GrantedMount(f"/m{number}", manifest.digest, f"hf://org/model-{number}")
             for number, manifest in enumerate(manifests)
+        ) + tuple(
+            GrantedMount(f"/c{number}", manifest.digest, *name.split("#"))
+            for number, (name, manifest) in enumerate((commits or {}).items())
         )
         return self.signer.sign(Grant(organisation, mounts, time.time() + expires_in, team))
 
@@ -244,6 +256,8 @@ class AgentMirror:
         try:
             if request.target == "/chunks/locations":
                 content = self.locate(request).model_dump_json().encode()
+            elif request.target.startswith("/trees?"):
+                content = self.tree(request).model_dump_json().encode()
             elif request.target.endswith("/uses"):  # no project is in use
                 content = b'{"items": []}'
             elif request.method == "POST":
@@ -275,6 +289,17 @@ class AgentMirror:
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Answer(304, headers)
         return Answer(200, headers, self.trees[digest].root.content)
+
+    def tree(self, request: Request) -> Page[HubFile]:
+        """A file a page."""
+        query = dict(parse_qsl(urlsplit(request.target).query))
+        source, number = parse_source(query["source"]), int(query["cursor"])
+        grant, files = self._verify(request.headers.get("authorization", "")[7:]), self.hub_trees.get(query["source"])
+        if files is None or not grant.names(source):
+            raise NotFoundError(query["source"])
+        self.documents["/trees"] += 1
+        is_last = number + 1 == len(files)
+        return Page[HubFile](items=files[number : number + 1], next_cursor=None if is_last else str(number + 1))
 
     def authorize(self, request: ChunkRequest) -> str:
         if request.bearer is None:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bdn.core.errors import BdnError, GrantExpiredError, GrantInvalidError, InvalidMountError
+from bdn.core.source.uri import HuggingFaceUri
 from bdn.wire.grants import (
     ISSUER,
     FileGrant,
@@ -43,6 +45,17 @@ def test_a_grant_allows_the_manifests_that_it_names_and_no_other() -> None:
 def test_mounts_of_a_grant_are_normalised_and_neither_equal_nor_nested(locations: list[str], problem: str) -> None:
     with pytest.raises((ValueError, InvalidMountError), match=problem):
         Grant("org", tuple(mount(location) for location in locations), 100.0)
+
+
+@pytest.mark.parametrize(("named_by", "is_named"), [
+    ("hf://o/r@main", True), ("hf://o/r", True), ("hf://o/r2@main", False), ("hf://datasets/o/r", False), ("s3://o/r", False),
+])  # fmt: skip
+def test_a_grant_names_the_commits_of_its_mounts_and_no_other(named_by: str, is_named: bool) -> None:
+    grant = Grant("org", (GrantedMount.at("/x", named("a"), named_by, "c" * 40), mount("/y")), 100.0)
+    uri = HuggingFaceUri("model", "o/r", "c" * 40)
+    assert Grant.of("org", 100.0, grant.claims()) == grant
+    assert [grant.names(uri), grant.names(replace(uri, revision="d" * 40))] == [is_named, False]
+    assert Grant.of("org", 100.0, {"mounts": grant.claims()["mounts"]}).mounts[0].commit is None  # of an older mirror
 
 
 def test_equal_content_gives_an_equal_stage_id_in_any_order_of_mounts() -> None:
