@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from bdn.core.cache.index import Holder
 from bdn.core.chunk import Digest
@@ -35,6 +36,7 @@ from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.durable import disk_errors
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import bind_tcp, describe_validation, serving
+from bdn.net.request_bodies import CLOSE, answer_early
 from bdn.wire.http_fields import (
     UnsatisfiableRangeError,
     format_content_range,
@@ -92,7 +94,9 @@ class Gateway:
             if answer.content is None:
                 return _response(answer, request)
             return await self._file(answer, answer.content, request.headers.get("range"), until)
-        except (LimitExceededError, InvalidRequestError) as error:
+        except LimitExceededError as error:
+            return _Early(_refusal(413, str(error), CLOSE))
+        except InvalidRequestError as error:
             return _refusal(400, str(error))
         except BdnError as error:  # never 401, which clients take for "no such repository"
             logger.warning("cannot answer a client of the hub gateway: %s", error)
@@ -107,7 +111,8 @@ class Gateway:
 
         The client sends no token to another port, so the repository must be public.
         """
-        location = str(request.url.replace(port=self.other_port))
+        place = request.url.replace(port=self.other_port, path="", query="")
+        location = f"{place}{_target(request)}"
         response = Response(None, 302, {**answer.headers, "location": location})
         del response.headers["content-length"]
         return response
@@ -188,17 +193,30 @@ class Gateway:
                 yield piece
 
 
+class _Early(Response):
+    """An answer before the end of the request's body."""
+
+    def __init__(self, answer: Response) -> None:
+        super().__init__(status_code=answer.status_code)
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer_early(self._answer, _LARGEST_BODY, scope, receive, send)
+
+
 def _open(path: Path) -> FileIO:
     with disk_errors(path):
         return FileIO(path)
 
 
-async def _asked(request: Request) -> HubRequest:
-    """The request with its target as the client wrote it: a revision such as ``refs%2Fpr%2F1`` is one segment.
-
-    Raises ``InvalidRequestError``.
-    """
+def _target(request: Request) -> str:
+    """As the client wrote it: a revision such as ``refs%2Fpr%2F1`` is one segment."""
     path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+async def _asked(request: Request) -> HubRequest:
+    """Raises ``InvalidRequestError``, ``LimitExceededError``: it is not a request of a hub client."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -206,7 +224,7 @@ async def _asked(request: Request) -> HubRequest:
             raise LimitExceededError("bytes of the request", len(body), _LARGEST_BODY)
     given = {
         "method": request.method,
-        "target": f"{path}?{query}" if query else path,
+        "target": _target(request),
         "authorization": request.headers.get("authorization"),
         "content_type": request.headers.get("content-type", ""),
         "body": body.decode("utf-8", "replace"),

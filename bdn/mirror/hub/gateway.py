@@ -209,20 +209,20 @@ class HubGateway:
     async def _xet_token(self, request: HubRequest) -> HubAnswer:
         """A credential, so callers do not share it, and no part of it is kept."""
         reply = await self.hub.ask(request.method, request.target, request.authorization, is_xet=True)
-        if reply is None:
+        if reply is None or reply.is_outage:
             raise _HubSilentError
         return HubAnswer(status=reply.status, headers=dict(reply.headers), body=reply.body.decode("utf-8", "replace"))
 
     async def _share(self, request: HubRequest) -> HubReply | None:
-        """The hub's answer, requested once for callers with the same token. None: the hub is silent."""
+        """The hub's answer, requested once for callers with the same token. None: it cannot answer this now."""
         token = hmac.digest(self._key, (request.authorization or "").encode(), "sha256").hex()
         key = (request.method, request.target, request.content_type, request.body, token)
         reads = self._replies if self._shared_bytes < _SHARED_BYTES else self._concurrent
         read = reads.of(key, partial(self._requested, request))
         reply = await read.get()
-        if reply is None or reply.status == 429:
+        if reply is None or reply.is_outage or reply.status == 429:
             read.forget()  # the hub may answer the next request
-        return reply
+        return None if reply is None or reply.is_outage else reply
 
     async def _requested(self, request: HubRequest) -> HubReply | None:
         """While the hub is silent, one request in ten seconds asks whether it still is; the others do not wait for it."""

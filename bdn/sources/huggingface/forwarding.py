@@ -17,7 +17,6 @@ _PATIENCE: Final = httpx2.Timeout(8.0, connect=1.5)  # seconds: the caller waits
 _LARGEST: Final = 16 * 1024**2  # bytes of one answer of the API
 _PASSED: Final = ("content-type", "retry-after", "x-repo-commit", "x-error-code", "x-error-message")
 _XET: Final = ("x-xet-cas-url", "x-xet-access-token", "x-xet-token-expiration")
-_OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,11 @@ class HubReply:
     body: bytes
     next_page: str | None = None
     moved_to: str | None = None
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether the hub cannot answer this request now."""
+        return self.status in (408, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class HubForwarder:
     ) -> HubReply | None:
         """The hub's answer, without headers that lead around BDN, unless it ``is_xet`` that is requested.
 
-        None: the hub does not answer, or answers that it is down.
+        None: the hub does not answer.
 
         Raises ``EgressRefusedError``: the hub's address is not allowed.
         """
@@ -91,8 +95,8 @@ class HubForwarder:
             response = error.response
         except (HubUnreachableError, OfflineModeIsEnabled, httpx2.HTTPError):
             return None
-        if response.status_code in _OUTAGES or len(response.content) > _LARGEST:
-            return None
+        if len(response.content) > _LARGEST:
+            return HubReply(502, {}, b"")
         kept = {name: response.headers[name] for name in passed if name in response.headers}
         next_page, moved_to = response.links.get("next", {}).get("url"), response.headers.get("location")
         return HubReply(response.status_code, kept, response.content, self._target(next_page), self._target(moved_to))
