@@ -77,30 +77,29 @@ class Gateway:
     most_bytes: int
 
     async def respond(self, request: Request) -> Response:
-        response = await self._respond(request)
+        try:
+            response = await self._respond(request)
+        except LimitExceededError as error:
+            response = _Early(_refusal(413, str(error), CLOSE))
+        except InvalidRequestError as error:
+            response = _refusal(400, str(error))
+        except BdnError as error:  # never 401, which clients take for "no such repository"
+            logger.warning("cannot answer a client of the hub gateway: %s", error)
+            response = _refusal(504 if error.transient else 503, str(error))
         self.metrics.gateway_answers.labels(response.status_code).inc()
         return response
 
     async def _respond(self, request: Request) -> Response:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (_PATIENCE_SECONDS if _repeats(request) else _LONGEST_SECONDS)
-        try:
-            asked = await _asked(request)
-            answer = await self._answer(asked, request, until)
-            if answer.is_pending:
-                return _come_again(answer.eta_seconds)
-            if self._is_too_large(asked, answer) and request.scope["server"][1] != self.other_port:
-                return self._elsewhere(answer, request)
-            if answer.content is None:
-                return _response(answer, request)
-            return await self._file(answer, answer.content, request.headers.get("range"), until)
-        except LimitExceededError as error:
-            return _Early(_refusal(413, str(error), CLOSE))
-        except InvalidRequestError as error:
-            return _refusal(400, str(error))
-        except BdnError as error:  # never 401, which clients take for "no such repository"
-            logger.warning("cannot answer a client of the hub gateway: %s", error)
-            return _refusal(504 if error.transient else 503, str(error))
+        until = asyncio.get_running_loop().time() + (_PATIENCE_SECONDS if _repeats(request) else _LONGEST_SECONDS)
+        asked = await _asked(request)
+        answer = await self._answer(asked, request, until)
+        if answer.is_pending:
+            return _come_again(answer.eta_seconds)
+        if self._is_too_large(asked, answer) and request.scope["server"][1] != self.other_port:
+            return self._elsewhere(answer, request)
+        if answer.content is None:
+            return _response(answer, request)
+        return await self._file(answer, answer.content, request.headers.get("range"), until)
 
     def _is_too_large(self, asked: HubRequest, answer: HubAnswer) -> bool:
         is_file = asked.method == "HEAD" and answer.status == 200
