@@ -18,7 +18,7 @@ export PIP_INDEX_URL := $(INDEX)
 export UV_DEFAULT_INDEX := $(INDEX)
 endif
 
-.PHONY: setup demo test quick debian-tests azurite fault training mutants check lint peers bench clean
+.PHONY: setup demo test quick debian-tests azurite prometheus fault training mutants check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -64,6 +64,13 @@ azurite:
 	    node .azurite/node_modules/azurite/dist/src/blob/main.js --version >/dev/null && touch .azurite/.ready \
 	        || echo "azurite cannot be installed here: its tests are skipped" >&2
 
+# promtool and Prometheus, for tests. The package is unpacked, not installed: installed, it starts a server that stays.
+prometheus:
+	@test -x .prometheus/usr/bin/promtool || { command -v promtool && command -v prometheus; } >/dev/null && exit; \
+	{ [ "$$(id -u)" != 0 ] || apt-get update -q; } && rm -rf .prometheus && mkdir -p .prometheus && cd .prometheus && \
+	    apt-get download -q prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb \
+	        || echo "Prometheus cannot be unpacked here: its tests are skipped" >&2
+
 # What we are measured against and with, as program:package. One that cannot be had is a row of the report that says so.
 MEASURED := nginx:nginx-light fio:fio aria2c:aria2 ip:iproute2 tc:iproute2
 
@@ -102,7 +109,7 @@ debian-tests:
 	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
 	done
 
-test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite
+test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite prometheus
 	$(PYTEST)
 
 # What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
@@ -131,7 +138,7 @@ lint: .venv/.tools
 	$(VENV)/lint-imports
 
 # Lint and the demo, with 100 MB, run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
-check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite
+check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite prometheus
 	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo DEMO=--shard-mib=6; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
@@ -141,4 +148,4 @@ bench: .venv/.tools peers
 	$(VENV)/python -m bench
 
 clean:
-	rm -rf .azurite .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .azurite .prometheus .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

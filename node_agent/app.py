@@ -341,6 +341,13 @@ async def open_agent(
             bucket=bucket,
             volumes=volumes,
             scrubbed=scrub_record,
+            certificate=shown,
+        )
+        metrics.watch(
+            "bdn_agent_cluster_owners",
+            "Agents that own chunks of this agent's cluster, as the mirror last reported them",
+            lambda: len(members.current().members),
+            cluster=settings.cluster,
         )
 
         # Start: stages first, then peers, then the mirror; stop in reverse order. Stop first the threads that wait for
@@ -398,6 +405,7 @@ def _watch(
     bucket: MirrorBucket,
     volumes: JobVolumes,
     scrubbed: ScrubRecord,
+    certificate: Certificate | None,
 ) -> None:
     figures: dict[str, tuple[str, Callable[[], float]]] = {
         "direct_writes": ("1 when files are written past the page cache", lambda: writes.are_direct),
@@ -412,6 +420,10 @@ def _watch(
         "scrub_round_ended": (
             "End of the last complete scrub round, in seconds since the epoch; 0: none yet",
             lambda: scrubbed.round.ended or 0,
+        ),
+        "certificate_expiry_timestamp_seconds": (
+            "When the TLS certificate in use expires; 0: plain HTTP",
+            lambda: 0 if certificate is None else certificate.expires_at,
         ),
     }
     for name, (what, read) in figures.items():

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from bdn.wire.location_schema import Delivery
-from bdn.wire.operation_schema import Tier
+from bdn.wire.operation_schema import Outcome, Tier
 from bdn.wire.stage_schema import StageState, TierUse
 from node_agent.stage.stage import StageRegistry
 
@@ -66,6 +66,9 @@ class AgentMetrics:
             "Chunks on this disk that were wrong, by what became of them",
             ["tier", "outcome"],
         )
+        for tier in ("node", "cluster"):  # from 0: an increase from nothing to 1 is none to Prometheus
+            for outcome in get_args(Outcome):
+                self.damaged_chunks.labels(tier, outcome)
         self.lost_files = count("bdn_agent_lost_files", "Whole files that were wrong and could not be repaired")
         gauge = partial(Gauge, registry=self.registry)
         self._states = gauge("bdn_agent_stages", "Stages, by state", ["state"])
@@ -100,9 +103,10 @@ class AgentMetrics:
         """Count a root or page of a manifest."""
         self.documents.labels(tier).inc()
 
-    def watch(self, name: str, what: str, read: Callable[[], float]) -> None:
+    def watch(self, name: str, what: str, read: Callable[[], float], **labels: str) -> None:
         """Register a gauge whose value is read at each scrape."""
-        Gauge(name, what, registry=self.registry).set_function(read)
+        gauge = Gauge(name, what, list(labels), registry=self.registry)
+        (gauge.labels(**labels) if labels else gauge).set_function(read)
 
     def render(self, tiers: Mapping[str, TierUse]) -> bytes:
         counts = self._stages.count_by_state()

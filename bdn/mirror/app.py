@@ -164,7 +164,7 @@ async def open_mirror(
         if settings.is_embedded and own is None:  # the deletions of the process before have ended with it
             async with database.write() as session:
                 await (await session.connection()).run_sync(end_deletions)
-        now, metrics, at_work = database.now, Metrics(database, store), dict[str, CopyProgress]()
+        now, metrics, at_work = database.now, Metrics(database, store, shown), dict[str, CopyProgress]()
         signer = await asyncio.to_thread(load_grant_signer, settings)
         damages = Damages(database, store, now)
 

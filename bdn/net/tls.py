@@ -102,11 +102,19 @@ class Certificate(_ContextOfFiles):
     """A server's certificate: chain and key in two PEM files. ``prefix`` begins the names of their settings."""
 
     def __init__(self, prefix: str, chain: Path, key: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__((chain, key), partial(_server_context, prefix, chain, key), clock)
+        self.expires_at = 0.0  # seconds since the epoch; of the certificate that new connections get
+        self._paths = prefix, chain, key
+        super().__init__((chain, key), self._load, clock)
+
+    def _load(self) -> ssl.SSLContext:
+        prefix, chain, key = self._paths
+        expires_at = _check_validity(f"{prefix}_CERT", chain)
+        context = _server_context(prefix, chain, key)
+        self.expires_at = expires_at  # only now: a certificate that is refused is not in use
+        return context
 
 
 def _server_context(prefix: str, chain: Path, key: Path) -> ssl.SSLContext:
-    _check_validity(f"{prefix}_CERT", chain)
     _read(f"{prefix}_KEY", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -145,8 +153,8 @@ def _read(setting: str, file: Path) -> bytes:
         raise InvalidRequestError(f"{setting}: {file} cannot be read: {error.strerror or error}") from None
 
 
-def _check_validity(setting: str, file: Path) -> None:
-    """Refuse a certificate that is expired or not valid yet."""
+def _check_validity(setting: str, file: Path) -> float:
+    """When the certificate expires, in seconds since the epoch. Refuses one that is expired or not valid yet."""
     from cryptography import x509  # noqa: PLC0415 - most commands serve nothing
 
     try:
@@ -160,6 +168,7 @@ def _check_validity(setting: str, file: Path) -> None:
         raise InvalidRequestError(
             f"{setting}: the certificate in {file} is valid from {since} to {until}, and not now; replace it, or correct this machine's clock"
         )
+    return first.not_valid_after_utc.timestamp()
 
 
 def _wrong_with_key(error: Exception) -> str:

@@ -2,7 +2,9 @@
 
 import shutil
 import sqlite3
+import time
 from contextlib import closing
+from pathlib import Path
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import bdn
 from bdn.core.chunk import digest_of
 from tests.doubles.hub import Hub
+from tests.fakes.clock import Clock
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import MirrorUnderTest, source
+from tests.support.mirror.service import MirrorUnderTest, mirror_under_test, source
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -50,6 +53,40 @@ async def test_a_store_that_was_removed_or_cannot_be_read_is_not_ready_but_alive
     assert await refusal(idle) == (503, "STORE_UNAVAILABLE", True)
     answer = await idle.http.get(f"/chunks/b3:{'0' * 64}")
     assert answer.status_code == 503  # not "not found": agents would believe it
+
+
+async def test_metrics__without_a_usable_database__say_so_and_keep_the_last_figures(idle: MirrorUnderTest) -> None:
+    await FakeAgent(idle, "n").beat()
+    before = await numbers(idle)
+    assert (before["bdn_mirror_database_up"], before["bdn_mirror_agents_alive"]) == (1, 1)
+    with closing(sqlite3.connect(idle.data_dir / "mirror.sqlite")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0000'")
+    after = await numbers(idle)
+    assert (after["bdn_mirror_database_up"], after["bdn_mirror_agents_alive"]) == (0, 1)
+
+
+async def test_metrics__of_agents__count_one_as_silent_until_it_leaves_in_order(tmp_path: Path) -> None:
+    clock = Clock(time.time())
+    async with mirror_under_test(tmp_path / "mirror", work=False, clock=clock) as mirror:
+        one = FakeAgent(mirror, "n")
+        await one.beat()
+        assert (await numbers(mirror))["bdn_mirror_agents_silent"] == 0
+        clock.advance(61)
+        found = await numbers(mirror)
+        assert (found["bdn_mirror_agents_silent"], found["bdn_mirror_agents_alive"]) == (1, 0)
+        await one.beat(leaving=True)
+        assert (await numbers(mirror))["bdn_mirror_agents_silent"] == 0
+
+
+async def test_metrics__of_collections__have_the_end_of_the_last_full_one(mirror: MirrorUnderTest) -> None:
+    assert (await numbers(mirror))["bdn_mirror_collection_timestamp_seconds"] == 0
+    for request in ({"dry_run": True}, {"orphans": True}):
+        ended = await mirror.http.post("/collections?wait=60", json=request)
+        assert ended.json()["status"] == "DONE"
+        assert (await numbers(mirror))["bdn_mirror_collection_timestamp_seconds"] == 0
+    before = time.time()
+    await mirror.http.post("/collections?wait=60", json={})
+    assert (await numbers(mirror))["bdn_mirror_collection_timestamp_seconds"] >= before - 1
 
 
 async def test_a_database_of_another_version_is_not_ready(idle: MirrorUnderTest) -> None:

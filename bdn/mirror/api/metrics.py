@@ -17,9 +17,10 @@ import bdn
 from bdn.core.errors import StoreUnavailableError
 from bdn.core.store import MirrorStore
 from bdn.core.training.states import Status
-from bdn.mirror.db import agents, chunks, damaged, mirrors, training
+from bdn.mirror.db import agents, chunks, damaged, mirrors, operations, training
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.waiting import SharedRead, ThreadRead
+from bdn.net.tls import Certificate
 
 PROBE_SECONDS = 5.0
 _PHASES: Final = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800, 3600, 6 * 3600, 86400)  # seconds
@@ -29,7 +30,7 @@ _SUMMED_PER_SECOND: Final = 50_000  # chunks: the sum over a million is read aga
 class Metrics:
     """Counters that parts increment, and gauges that ``render`` sets."""
 
-    def __init__(self, database: Database, store: MirrorStore) -> None:
+    def __init__(self, database: Database, store: MirrorStore, certificate: Certificate | None = None) -> None:
         self._database = database
         self._check, self._count_evidence = ThreadRead(store.check), ThreadRead(store.evidence)
         self._shared = SharedRead(self._read, 0.0)
@@ -61,7 +62,16 @@ class Metrics:
         self._chunks = gauge("bdn_mirror_chunks", "Chunks in the store")
         self._stored = gauge("bdn_mirror_stored_bytes", "Bytes of these chunks")
         self._quarantined = gauge("bdn_mirror_quarantined_files", "Files that upstreams sent with wrong content")
+        self._collected_at = gauge(
+            "bdn_mirror_collection_timestamp_seconds", "When the last complete collection of the store ended"
+        )
         self._agents = gauge("bdn_mirror_agents_alive", "Agents with a recent heartbeat")
+        self._silent = gauge("bdn_mirror_agents_silent", "Agents without a recent heartbeat that did not leave")
+        self._database_up = gauge("bdn_mirror_database_up", "1 if the database answers, else 0")
+        expiry = gauge(
+            "bdn_mirror_certificate_expiry_timestamp_seconds", "When the TLS certificate in use expires; 0: plain HTTP"
+        )
+        expiry.set_function(lambda: 0 if certificate is None else certificate.expires_at)
         self._jobs = gauge("bdn_training_jobs", "Training jobs by status", ["status"])
         self._phases = Histogram(
             "bdn_training_phase_seconds",
@@ -84,6 +94,19 @@ class Metrics:
         return await self._shared.get()
 
     async def _read(self) -> bytes:
+        try:
+            async with _in_time("the database"):
+                await self._database.check_version()
+            await self._count_rows()
+            self._database_up.set(1)
+        except StoreUnavailableError:  # reported all the same; gauges of the database stay as they were
+            self._database_up.set(0)
+        with suppress(StoreUnavailableError):  # the metrics of the database and this process are reported all the same
+            async with _in_time("the store"):
+                self._evidence.set(await self._count_evidence.get())
+        return generate_latest(self.registry)
+
+    async def _count_rows(self) -> None:
         async with self._database.read() as session:
             by_status = await mirrors.count_by_status(session)
             if time.monotonic() >= self._totals_until:
@@ -91,6 +114,8 @@ class Metrics:
                 self._totals_until = time.monotonic() + self._totals[0] / _SUMMED_PER_SECOND
             quarantined = await damaged.count_wrong_files(session)
             alive = await agents.count_alive(session, self._database.now())
+            silent = await agents.count_silent(session, self._database.now())
+            collected = await operations.last_completed_collection(session)
             wrong = await damaged.count(session)
             newest = await damaged.scrub_state(session)
             given_up = await mirrors.count_restorable(session)
@@ -103,13 +128,11 @@ class Metrics:
         self._stored.set(self._totals[1])
         self._quarantined.set(quarantined)
         self._damaged.set(wrong)
-        with suppress(StoreUnavailableError):  # the metrics of the database and this process are reported all the same
-            async with _in_time("the store"):
-                self._evidence.set(await self._count_evidence.get())
         self._scrubbed_at.set((newest and newest.completed_at) or 0)
         self._given_up.set(given_up)
         self._agents.set(alive)
-        return generate_latest(self.registry)
+        self._silent.set(silent)
+        self._collected_at.set(collected or 0)
 
     async def check_ready(self) -> None:
         """Raise ``StoreUnavailableError`` if the database or the store does not answer in time; it says which."""

@@ -202,6 +202,12 @@ async def count_alive(session: ReadSession, now: float) -> int:
     return (await session.execute(query)).scalar_one()
 
 
+async def count_silent(session: ReadSession, now: float) -> int:
+    """Agents without a heartbeat in the last ``ALIVE_SECONDS`` that neither announced a departure nor were removed."""
+    is_silent = and_(AgentRow.left_at.is_(None), AgentRow.last_heartbeat <= now - ALIVE_SECONDS)
+    return (await session.execute(select(func.count()).select_from(AgentRow).where(is_silent))).scalar_one()
+
+
 def _lives(since: float) -> ColumnElement[bool]:
     return and_(AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat > since)
 

@@ -133,16 +133,27 @@ async def finish(session: WriteSession, operation_id: str, status: str, now: flo
     tell(session, operation_id)
 
 
+_FULL_COLLECTION: Final = (
+    OperationRow.kind == "collection",
+    OperationRow.request["dry_run"].as_boolean().is_(False),
+    OperationRow.request["orphans"].as_boolean().is_(False),
+)
+
+
+async def last_completed_collection(session: ReadSession) -> float | None:
+    """When the newest full collection ended that failed at nothing; None before the first."""
+    newest = select(func.max(OperationRow.completed_at)).where(*_FULL_COLLECTION, OperationRow.status == "DONE")
+    found: float | None = (await session.execute(newest)).scalar()
+    return found
+
+
 async def last_collection(session: ReadSession, now: float) -> float | None:
     """When a full collection was last requested; before the first, when the first mirror was requested.
 
     Dry runs and collections of orphans do not count, nor requests dated in the future (the clock was set back). Before
     the first mirror there is nothing to collect.
     """
-    is_real = OperationRow.request["dry_run"].as_boolean().is_(False)
-    is_of_all = OperationRow.request["orphans"].as_boolean().is_(False)
-    newest = select(func.max(OperationRow.created_at))
-    newest = newest.where(OperationRow.kind == "collection", is_real, is_of_all, OperationRow.created_at <= now)
+    newest = select(func.max(OperationRow.created_at)).where(*_FULL_COLLECTION, OperationRow.created_at <= now)
     first = select(func.min(MirrorRow.created_at)).scalar_subquery()
     found: float | None = (await session.execute(select(func.coalesce(newest.scalar_subquery(), first)))).scalar()
     return found

@@ -125,7 +125,8 @@ def test_a_certificate_is_renewed_once_both_of_its_files_are(
     clock = Clock()
     served = Certificate("BDN_TLS", *files, clock)
     (other := tmp_path / "other").mkdir()
-    new = authority.issue(other, "renewed")
+    ends = (datetime.now(UTC) + timedelta(days=9)).replace(microsecond=0)
+    new = authority.issue(other, "renewed", ends=ends)
     files[0].write_bytes(new[0].read_bytes()[:100])
     assert shown(served.context(), authority) == (("DNS", "localhost"),)
     assert not caplog.records  # it is not looked at all the time
@@ -135,9 +136,11 @@ def test_a_certificate_is_renewed_once_both_of_its_files_are(
     files[0].write_bytes(new[0].read_bytes())
     clock.advance(1)
     assert shown(served.context(), authority) == (("DNS", "localhost"),)
+    assert 0 < served.expires_at < ends.timestamp()  # of the one in use
     new[1].replace(files[1])
     clock.advance(1)
     assert shown(served.context(), authority) == (("DNS", "renewed"),)
+    assert served.expires_at == ends.timestamp()
     half, mismatched, used = [record.getMessage() for record in caplog.records]
     assert half.startswith("cannot reload changed TLS files: BDN_TLS_CERT")
     assert mismatched.startswith("cannot reload changed TLS files: BDN_TLS_KEY")
