@@ -29,6 +29,7 @@ def test_prometheus__when_an_agent_is_gone__fires_the_alert_that_names_it(tmp_pa
             wait_until(lambda: found(http, "sum(up) == 2"), what="a scrape of both")
             wait_until(lambda: found(http, "bdn_mirror_database_up == 1"), what="the mirror's metrics")
             wait_until(lambda: found(http, 'bdn_agent_stages{instance="gpu-17"}'), what="the agent's metrics")
+            wait_until(lambda: found(http, "bdn_agent_cluster_owners == 1"), what="the agent as its cluster's owner")
             assert found(http, FIRING) == []
 
             node.process.send_signal(signal.SIGTERM)

@@ -1,5 +1,6 @@
 """Liveness, readiness and numbers."""
 
+import re
 import shutil
 import sqlite3
 import time
@@ -99,7 +100,9 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
     mirror = mirror_with_data_plane
     before = await numbers(mirror)
     assert before[f"bdn_mirror_build_info {bdn.__version__}"] == 1
-    assert {value for name, value in before.items() if "info" not in name and "_created" not in name} == {0}
+    assert before["bdn_mirror_database_up"] == 1
+    others = {name: value for name, value in before.items() if not re.search("info|_created|database_up", name)}
+    assert set(others.values()) == {0}
     hub.repo("org/model").commit({"a.txt": b"12345", "b.txt": b"12345", "empty.txt": b""})
     document = await mirror.ready(source("hf://org/model"))
     await mirror.mirror(source("hf://org/none"))
@@ -125,6 +128,7 @@ async def test_the_numbers_tell_what_happened(mirror_with_data_plane: MirrorUnde
         "bdn_mirror_chunks": 5,  # a slab; pages and roots of manifest and listing
         "bdn_mirror_stored_bytes": sum(stored.values()),
         "bdn_mirror_agents_alive": 1,
+        "bdn_mirror_database_up": 1,
         "bdn_mirror_transferred_bytes_total": 10,
         served: 3,
         "bdn_mirror_served_manifests_total": 1,

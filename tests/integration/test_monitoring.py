@@ -49,3 +49,9 @@ async def test_metrics_of_a_mirror_and_an_agent__checked_by_promtool__are_clean(
     for page in pages.values():
         _, said = promtool("check", "metrics", given=page)
         assert {line for line in said.splitlines() if not re.match(r"\S+_created ", line)} - TOLERATED == set()
+
+
+async def test_metrics_of_damage__before_the_first__are_0_for_an_increase_to_be_seen(pages: dict[str, str]) -> None:
+    for tier in ("node", "cluster"):
+        for outcome in ("damaged", "repaired", "lost"):
+            assert f'bdn_agent_damaged_chunks_total{{outcome="{outcome}",tier="{tier}"}} 0.0' in pages["agent"]

@@ -102,9 +102,10 @@ def test_runbook__names_commands_and_options_that_exist() -> None:
     for line in lines:
         program, *words = shlex.split(line)
         command = loaded(program)
-        while isinstance(command, click.Group) and words and words[0] in command.commands:
-            command = command.commands[words.pop(0)]
-        assert not isinstance(command, click.Group) or not words, line
+        while isinstance(command, click.Group) and words:
+            found = command.get_command(click.Context(command), words.pop(0))
+            assert found is not None, line
+            command = found
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
 
