@@ -269,8 +269,10 @@ async def metrics(agent: _Agent) -> Response:
 
 
 @asynccontextmanager
-async def serving_api(agent: Agent) -> AsyncIterator[None]:
+async def serving_api(agent: Agent) -> AsyncIterator[str]:
     """Serve the API on its unix socket and, if set, on a loopback port: the API has no authentication of its own.
+
+    Serves the hub gateway, too, if it is set, and yields its URL, else "".
 
     Raises ``InUseError``, ``InvalidRequestError``: the socket or the port is in use or cannot be opened.
     """
@@ -280,7 +282,7 @@ async def serving_api(agent: Agent) -> AsyncIterator[None]:
         if settings.port is not None:
             listener = bind_tcp("127.0.0.1", settings.port)
             await stack.enter_async_context(serving(app, listener, is_local=True, certificate=agent.certificate))
-        await stack.enter_async_context(serving_gateway(agent))
+        gateway = await stack.enter_async_context(serving_gateway(agent))
         index, budgets = agent.cache.index.ledger, await in_thread(agent.cache.space.room)
         started = {
             "version": __version__,
@@ -297,7 +299,7 @@ async def serving_api(agent: Agent) -> AsyncIterator[None]:
         }
         logger.info("agent started", extra=started | ({} if settings.port is None else {"port": settings.port}))
         try:
-            yield
+            yield gateway
         finally:
             logger.info("agent stops", extra={"node": settings.node, "cluster": settings.cluster})
 

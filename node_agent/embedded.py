@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from bdn.settings import SettingsError
 from node_agent.app import Agent, open_agent
@@ -15,14 +16,16 @@ from node_agent.stage.pulls import Pulls
 from node_agent.stage.view.exposure import mounts_below
 
 logger = logging.getLogger(__name__)
+_GATEWAY: Final = "127.0.0.1", 8473
 
 
 @dataclass(frozen=True)
 class LocalAgent:
-    """``address`` of the control API is empty if it is not served."""
+    """``address`` of the control API and ``gateway`` are empty if they are not served."""
 
     agent: Agent
     address: str
+    gateway: str
 
     @property
     def pulls(self) -> Pulls:
@@ -58,13 +61,15 @@ async def open_embedded_agent(
     settings = load_settings(url=mirror_url, token=token, data_dir=data_dir, **given)
     if serve and not is_alone and "roles" not in settings.model_fields_set:
         settings = await in_thread(_with_jobs, settings)
+    if serve and not is_alone and "gateway" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"gateway": _GATEWAY})
     async with AsyncExitStack() as stack:
         agent = await stack.enter_async_context(open_agent(settings))
         await agent.heartbeats.beat()
-        address = ""
+        address = gateway = ""
         if serve:
             from node_agent.api import serving_api  # noqa: PLC0415 - saves a pull a tenth of a second
 
-            await stack.enter_async_context(serving_api(agent))
+            gateway = await stack.enter_async_context(serving_api(agent))
             address = f"unix:{settings.effective_socket}"
-        yield LocalAgent(agent, address)
+        yield LocalAgent(agent, address, gateway)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -45,6 +45,7 @@ from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
 from node_agent.app import Agent
 from node_agent.background_tasks import BackgroundTasks, in_thread
 from node_agent.fill.provision import FillRequest
+from node_agent.metrics import AgentMetrics
 from node_agent.stage.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ _PIECE: Final = 4 * 1024**2
 _LARGEST_BODY: Final = 1024**2
 _ATTEMPTS: Final = 3  # while cached files change
 _PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
+_LONGEST_SECONDS: Final = 3600.0  # for clients that repeat nothing
+_POLL_SECONDS: Final = 20.0
 _PAUSE_SECONDS: Final = 5  # between two requests of a client, if nobody knows how long the copy takes
 _LONGEST_PAUSE_SECONDS: Final = 300
 
@@ -63,13 +66,19 @@ class Gateway:
     client: MirrorClient
     lifecycle: Lifecycle
     background: BackgroundTasks
+    metrics: AgentMetrics
 
     async def respond(self, request: Request) -> Response:
+        response = await self._respond(request)
+        self.metrics.gateway_answers.labels(response.status_code).inc()
+        return response
+
+    async def _respond(self, request: Request) -> Response:
         loop = asyncio.get_running_loop()
-        until = loop.time() + _PATIENCE_SECONDS
+        until = loop.time() + (_PATIENCE_SECONDS if _repeats(request) else _LONGEST_SECONDS)
         try:
             asked = await _asked(request)
-            answer = await self._answer(asked, until)
+            answer = await self._answer(asked, request, until)
             if answer.is_pending:
                 return _come_again(answer.eta_seconds)
             if answer.content is None:
@@ -81,12 +90,12 @@ class Gateway:
             logger.warning("cannot answer a client of the hub gateway: %s", error)
             return _refusal(504 if error.transient else 503, str(error))
 
-    async def _answer(self, asked: HubRequest, until: float) -> HubAnswer:
-        """Waits a moment for the copy of a file: a client that waits longer for a byte gives up."""
+    async def _answer(self, asked: HubRequest, request: Request, until: float) -> HubAnswer:
+        """Waits for the copy of a file, as long as its client does."""
         loop = asyncio.get_running_loop()
         while True:
-            answer = await self.client.ask_hub(asked, max(0.0, until - loop.time()))
-            if not answer.is_pending or loop.time() >= until:
+            answer = await self.client.ask_hub(asked, min(_POLL_SECONDS, max(0.0, until - loop.time())))
+            if not answer.is_pending or loop.time() >= until or await request.is_disconnected():
                 return answer
 
     async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None, until: float) -> Response:
@@ -109,7 +118,7 @@ class Gateway:
         if not opening.done():
             opening.cancel()
             return _come_again(None)
-        return StreamingResponse(_sent(opening.result(), start, stop), status, headers)
+        return StreamingResponse(self._sent(opening.result(), start, stop), status, headers)
 
     async def _open_for(self, opening: asyncio.Future[FileIO], content: HubContent) -> None:
         """Fill to the end, also if the client does not wait: it comes again."""
@@ -147,17 +156,19 @@ class Gateway:
             await cache.leave(holder.stage_id)
         raise DiskFailedError(str(cache.files.whole.places.file(digest)), "the file changes again and again")
 
+    async def _sent(self, file: FileIO, start: int, stop: int) -> AsyncIterator[bytes]:
+        with file:
+            while start < stop and (
+                piece := await in_thread(os.pread, file.fileno(), min(_PIECE, stop - start), start)
+            ):
+                start += len(piece)
+                self.metrics.gateway_bytes.inc(len(piece))
+                yield piece
+
 
 def _open(path: Path) -> FileIO:
     with disk_errors(path):
         return FileIO(path)
-
-
-async def _sent(file: FileIO, start: int, stop: int) -> AsyncIterator[bytes]:
-    with file:
-        while start < stop and (piece := await in_thread(os.pread, file.fileno(), min(_PIECE, stop - start), start)):
-            start += len(piece)
-            yield piece
 
 
 async def _asked(request: Request) -> HubRequest:
@@ -191,6 +202,12 @@ def _response(answer: HubAnswer, request: Request) -> Response:
     return Response(None if request.method == "HEAD" else answer.body, answer.status, headers)
 
 
+def _repeats(request: Request) -> bool:
+    """Whether the client repeats a request that is answered 429: the hub's client does when it downloads a file."""
+    is_hubs_own = "hf_hub/" in request.headers.get("user-agent", "")
+    return is_hubs_own and request.headers.get("range", "bytes=0-").endswith("-")
+
+
 def _come_again(eta_seconds: float | None) -> Response:
     """The hub's client repeats such a request five times."""
     seconds = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS if eta_seconds is None else int(eta_seconds))
@@ -207,18 +224,23 @@ def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None
 
 
 @asynccontextmanager
-async def serving_gateway(agent: Agent) -> AsyncIterator[None]:
-    """Serve the gateway, if it has an address. Raises ``InUseError``, ``InvalidRequestError``: it cannot be opened."""
-    settings = agent.settings
-    async with AsyncExitStack() as stack:
-        if settings.gateway is not None:
-            host, port = settings.gateway
-            background = await stack.enter_async_context(BackgroundTasks())
-            gateway = Gateway(agent.client, agent.stages.lifecycle, background)
-            methods = ["GET", "HEAD", "POST"]
-            app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=methods)])
-            listener, is_local = bind_tcp(host, port), is_loopback(host)
-            certificate = None if is_local else agent.certificate
-            await stack.enter_async_context(serving(app, listener, is_local=is_local, certificate=certificate))
-            logger.info("hub gateway started", extra={"address": f"{host}:{listener.getsockname()[1]}"})
-        yield
+async def serving_gateway(agent: Agent) -> AsyncIterator[str]:
+    """Serve the gateway, and yield its URL; "" if it has no address.
+
+    Raises ``InUseError``, ``InvalidRequestError``: it cannot be opened.
+    """
+    if agent.settings.gateway is None:
+        yield ""
+        return
+    if "node" not in agent.settings.roles:
+        raise InvalidRequestError("BDN_AGENT_GATEWAY fills files for this machine, so the agent needs the role 'node'")
+    host, port = agent.settings.gateway
+    async with BackgroundTasks() as background:
+        gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics)
+        app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=["GET", "HEAD", "POST"])])
+        listener, is_local = bind_tcp(host, port), is_loopback(host)
+        certificate = None if is_local else agent.certificate
+        url = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        async with serving(app, listener, is_local=is_local, certificate=certificate):
+            logger.info("hub gateway started", extra={"url": url})
+            yield url

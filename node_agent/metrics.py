@@ -31,6 +31,8 @@ class AgentMetrics:
             "bdn_agent_fill_bytes", "Bytes that fills obtained, by the tier they came from", ["tier"]
         )
         self.served_bytes = count("bdn_agent_served_bytes", "Bytes served to peers")
+        self.gateway_bytes = count("bdn_agent_gateway_bytes", "Bytes of files sent to clients of the hub gateway")
+        self.gateway_answers = count("bdn_agent_gateway_answers", "Answers of the hub gateway, by status", ["status"])
         self.evictions = count("bdn_agent_evictions", "Manifests evicted, by reason", ["reason"])
         self.cluster_evictions = count(
             "bdn_agent_cluster_evictions", "Manifests evicted from the cluster tier, by reason", ["reason"]

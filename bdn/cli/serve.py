@@ -11,6 +11,7 @@ from bdn.mirror.app import open_mirror
 from bdn.mirror.db.database import Database, database_url, place_of
 from bdn.mirror.db.recall import HEAD
 from bdn.mirror.settings import MirrorSettings
+from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 
 @click.command()
@@ -92,11 +93,22 @@ async def up(output: Output) -> None:
     Example: bdn up &
     """
     settings = MirrorSettings()
+    if "gateway_organisation" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"gateway_organisation": DEFAULT_ORGANISATION})
     serving = running_services(settings, program="bdn up", serve=True)
     async with in_the_foreground(settings) as stop, serving as (mirror, agent):
         output.result(
-            {"mirror": mirror.url, "data_port": mirror.service.data_port, "agent": agent.address},
-            [f"mirror at {mirror.url} (documentation at {mirror.url}/docs)", f"agent at {agent.address}"],
+            {
+                "mirror": mirror.url,
+                "data_port": mirror.service.data_port,
+                "agent": agent.address,
+                "gateway": agent.gateway or None,
+            },
+            [
+                f"mirror at {mirror.url} (documentation at {mirror.url}/docs)",
+                f"agent at {agent.address}",
+                *([f"hub gateway at {agent.gateway} (set HF_ENDPOINT to it)"] if agent.gateway else []),
+            ],
         )
         with mirror.for_pulls():
             await stop.wait()

@@ -123,6 +123,10 @@ class EmbeddedAgent(Protocol):
     def address(self) -> str:
         """The address of its control API, empty without one."""
 
+    @property
+    def gateway(self) -> str:
+        """The URL of its hub gateway, empty without one."""
+
 
 Services = tuple[RunningMirror, EmbeddedAgent]
 

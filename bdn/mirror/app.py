@@ -295,6 +295,8 @@ async def open_mirror(
         heartbeats = Membership(database, asked, runs, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
         files = ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers)
+        gateway = HubGateway(GatewayRules.of(settings), HubForwarder(upstreams), requests, metrics.bypassing_tokens.inc)
+        await stack.enter_async_context(gateway.running())
         services = (
             requests,
             asked,
@@ -315,7 +317,7 @@ async def open_mirror(
             ClientApi(training_jobs, projects, archives, caches, files, secrets, settings.public_url),
             training_jobs,
             runs,
-            HubGateway(GatewayRules.of(settings), HubForwarder(upstreams), requests),
+            gateway,
             uses,
             metrics,
             *filter(None, [issuer]),

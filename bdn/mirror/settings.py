@@ -33,6 +33,13 @@ def _check_organisations(text: str) -> str:
     return text
 
 
+def _check_globs(text: str) -> str:
+    for glob in _words(text):
+        if not re.fullmatch(r"[\w./*?!\[\]-]+", glob):
+            raise ValueError(f"{glob!r} is no glob of repositories; write globs such as org/* with commas between them")
+    return text
+
+
 def _endpoint(text: str | None) -> str | None:
     parts = urlsplit(text or "")
     is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
@@ -103,8 +110,8 @@ class MirrorSettings(FileSettings):
         ""  # "": no gateway is answered
     )
     gateway_secret: Annotated[str | None, Field(pattern=f"^{NAME_PATTERN}$")] = None  # its hub token, for copies
-    gateway_allow: str = "*"  # repositories, as globs with commas between them
-    gateway_deny: str = ""
+    gateway_allow: Annotated[str, AfterValidator(_check_globs)] = "*"  # repositories
+    gateway_deny: Annotated[str, AfterValidator(_check_globs)] = ""
     gateway_limit: Annotated[Size, Field(gt=0)] | None = None  # bytes of a file; None means no limit
     limit_request_bytes: Annotated[Size, Field(gt=0)] = 4 * 1024**2
 

@@ -102,6 +102,7 @@ class Hub:
         self.buckets: dict[str, HubBucket] = {}
         self._names = {self.token: "owner", self.stranger_token: "stranger"}
         self._page_size = page_size
+        self.moved: dict[str, str] = {}  # new names of repositories, by their old ones
         self.links_to: str | None = None  # what a link to the next page begins with; None: the hub's own address
         self._origin = Origin("hub", self._respond, log=self.log, script=self.script)
         self._cdn = Cdn(log=self.log, script=self.script)
@@ -161,6 +162,7 @@ class Hub:
         self.repositories.clear()
         self.buckets.clear()
         self.links_to = None
+        self.moved.clear()
         self.log.clear()
         self.script.clear()
 
@@ -199,6 +201,9 @@ class Hub:
         return self._about(call, request, token)
 
     def _about(self, call: _Call, request: Request, token: str) -> Answer:
+        if (name := self.moved.get(call.repo_id)) is not None:
+            location = request.target.replace(f"/{call.repo_id}", f"/{name}", 1)
+            return Answer(307, {"Location": location, "Content-Type": "text/plain"}, b"Temporary Redirect")
         repository = self.repositories.get((call.kind, call.repo_id))
         may_read = repository is not None and (token == self.token or token in repository.readers)
         if repository is None or (repository.private and not may_read):

@@ -24,7 +24,7 @@ from tests.support.services.commands import Shell, wait_until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 MODEL = {"config.json": b"{}", "model.safetensors": noise(9 * MIB + 1, 2)}
-FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0"}
+FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0", "BDN_AGENT_GATEWAY": "127.0.0.1:0"}
 
 
 def given(shell: Shell, **environment: str) -> Shell:
@@ -55,7 +55,7 @@ def test_up_is_a_mirror_and_an_agent_until_it_is_interrupted(shell: Shell, hub: 
     hub.repo("org/model").commit(MODEL)
     with given(shell, **FREE_PORTS, BDN_AGENT_EXPOSURE="symlink").running("bdn", "up", "--json") as process:
         up = printed(shell.root / "bdn-up.log")
-        assert up.keys() == {"mirror", "data_port", "agent"}
+        assert up.keys() == {"mirror", "data_port", "agent", "gateway"}
 
         mirrored = beside(shell, up).told("bdn", "mirror", "hf://org/model", "--wait")
         assert mirrored["status"] == "READY"

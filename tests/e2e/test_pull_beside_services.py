@@ -21,7 +21,13 @@ from tests.support.services.commands import Process, Shell, wait_until
 pytestmark = pytest.mark.embedded("services are found by the lock of SQLite's directory")
 MODEL = {"config.json": b"{}", "model.safetensors": noise(9 * MIB + 1, 2)}
 
-FREE_PORTS = {"BDN_PORT": "0", "BDN_DATA_PORT": "0", "BDN_AGENT_DATA_PORT": "0", "BDN_AGENT_EXPOSURE": "symlink"}
+FREE_PORTS = {
+    "BDN_PORT": "0",
+    "BDN_DATA_PORT": "0",
+    "BDN_AGENT_DATA_PORT": "0",
+    "BDN_AGENT_GATEWAY": "127.0.0.1:0",
+    "BDN_AGENT_EXPOSURE": "symlink",
+}
 UP = [("bdn", "up")]
 SERVE_AND_AGENT = [("bdn", "serve"), ("bdn-node-agent",)]
 SERVE = [("bdn", "serve")]

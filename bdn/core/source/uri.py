@@ -337,7 +337,12 @@ _JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RANK: Final = re.compile(r"#rank-(0|[1-9][0-9]{0,5})$")
 LATEST: Final = "latest"
 
-RepoKind = Literal["model", "dataset", "space"]
+RepoKind = Literal["model", "dataset", "space", "kernel"]
+REPO_KINDS: Final[Mapping[str, RepoKind]] = {
+    "datasets": "dataset",
+    "spaces": "space",
+    "kernels": "kernel",
+}  # by first segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,11 +515,9 @@ def _parse_hugging_face(text: str, rest: str) -> HuggingFaceUri | BucketUri:
         raise InvalidSourceError(
             text, f"Source {text!r} has an empty revision after '@'; leave the '@' away for the default branch"
         )
-    kind: RepoKind = "model"
     segments = name.split("/")
-    if segments[0] in ("datasets", "spaces"):
-        kind = "dataset" if segments[0] == "datasets" else "space"
-        segments = segments[1:]
+    kind = REPO_KINDS.get(segments[0], "model")
+    segments = segments[kind != "model" :]
     if len(segments) != 2 or not all(_REPO_NAME.fullmatch(segment) for segment in segments):
         raise _invalid_hugging_face(text)
     return HuggingFaceUri(kind, "/".join(segments), revision or None)
@@ -533,7 +536,7 @@ def _invalid_hugging_face(text: str) -> InvalidSourceError:
     return InvalidSourceError(
         text,
         f"Invalid HuggingFace URI format: {text!r}. Expected format: hf://owner/repo[@revision], "
-        "hf://datasets/owner/repo, hf://spaces/owner/repo or hf://buckets/namespace/name[/prefix]",
+        "hf://datasets/owner/repo, hf://spaces/owner/repo, hf://kernels/owner/repo or hf://buckets/namespace/name[/prefix]",
     )
 
 

@@ -43,6 +43,10 @@ class Metrics:
         self.located_chunks = counter(
             "bdn_mirror_located_chunks", "Signed addresses in the store's bucket issued to agents"
         )
+        self.bypassing_tokens = counter(
+            "bdn_mirror_bypassing_tokens",
+            "Tokens for the hub's xet storage, passed to clients that listed a commit at the hub",
+        )
         self.served_manifests = counter("bdn_mirror_served_manifests", "Roots of manifests served")
         self.scrubbed_bytes = counter("bdn_mirror_scrubbed_bytes", "Bytes of the store read again to verify them")
         self.repaired_chunks = counter("bdn_mirror_repaired_chunks", "Damaged chunks repaired in the store")

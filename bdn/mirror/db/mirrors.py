@@ -324,13 +324,17 @@ async def ready_at(
     return await _ready(session, organisation, wanted)
 
 
-async def last_commit(
-    session: ReadSession, organisation: str, repository: str, revision: str, *, is_default: bool
-) -> str | None:
-    """What the revision of a repository was when it was mirrored last. ``is_default``: also if none was named."""
-    names = [f"{repository}@{revision}", *([repository] if is_default else [])]
-    rows = await _ready(session, organisation, MirrorSourceRow.source.in_(names))
-    return next((str(row.resolved_revision) for row in rows if row.resolved_revision), None)
+async def revisions(session: ReadSession, organisation: str, repository: str) -> dict[str, str]:
+    """The commit that each revision of a repository named when it was mirrored last; "" is the default branch."""
+    name = MirrorSourceRow.source
+    rows = await _ready(
+        session, organisation, or_(name == repository, name.startswith(f"{repository}@", autoescape=True))
+    )
+    found: dict[str, str] = {}
+    for row in rows:
+        if row.resolved_revision:
+            found.setdefault(row.source.partition("@")[2], row.resolved_revision)
+    return found
 
 
 async def _ready(session: ReadSession, organisation: str, wanted: ColumnElement[bool]) -> list[MirrorSourceRow]:

@@ -1,12 +1,13 @@
 """What a request of a hub client asks about, as its address says."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 from urllib.parse import quote, unquote
 
-from bdn.core.source.uri import HuggingFaceUri, RepoKind
+from bdn.core.source.uri import REPO_KINDS, HuggingFaceUri, RepoKind
 
-_KINDS: Final[dict[str, RepoKind]] = {"models": "model", "datasets": "dataset", "spaces": "space"}
+_KINDS: Final[Mapping[str, RepoKind]] = {"models": "model", **REPO_KINDS}
 _OPERATIONS: Final = frozenset(
     {"revision", "tree", "paths-info", "refs", "commits", "discussions", "xet-read-token", "auth-check"}
 )
@@ -32,7 +33,7 @@ class HubCall:
         segments = [unquote(segment) for segment in path.removeprefix("/").split("/")]
         if segments[0] == "api":
             return cls._of_api(segments[1:])
-        kind = _KINDS.get(segments[0])
+        kind = REPO_KINDS.get(segments[0])
         rest = segments if kind is None else segments[1:]
         length = next((at for at in (1, 2) if rest[at : at + 1] == ["resolve"]), None)
         if length is None or len(rest) < length + 3:
@@ -60,3 +61,7 @@ class HubCall:
     def api(self) -> str:
         """The address of the repository at the hub's API."""
         return f"/api/{self.kind}s/{quote(self.repo_id)}"
+
+    def moved(self, target: str, there: "HubCall") -> str:
+        """The target at the repository's new name; the hub redirects from old names, such as ``gpt2``."""
+        return target.replace(f"/{quote(self.repo_id)}/", f"/{quote(there.repo_id)}/", 1)

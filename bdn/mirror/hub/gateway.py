@@ -14,14 +14,15 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from bdn.core.chunk import Digest
-from bdn.core.errors import BdnError, InternalError, NotFoundError, UpstreamUnavailableError
+from bdn.core.errors import BdnError, InternalError, NotFoundError, UpstreamUnavailableError, single_error
 from bdn.core.listing import ListedFile
 from bdn.core.source.upstream import ChecksumKind, Identity
 from bdn.core.source.uri import (
@@ -34,7 +35,7 @@ from bdn.core.source.uri import (
     select,
 )
 from bdn.core.store import PUBLIC
-from bdn.mirror.db import manifests, mirrors
+from bdn.mirror.db import events, manifests, mirrors
 from bdn.mirror.db.tables import MirrorSourceRow
 from bdn.mirror.db.waiting import SharedReads
 from bdn.mirror.hub.calls import HubCall
@@ -53,6 +54,7 @@ _MOUNT: Final = "/gateway"  # of mirrors that clients' requests began
 _PAGE: Final = 1000  # entries of a tree, as at the hub
 _FAILED_SECONDS: Final = 10.0  # until a copy that failed is tried again
 _REMEMBERED: Final = 10_000  # commits with the branch that named them
+_REPLACED: Final = "hub gateway: a newer manifest has its files"
 _JSON: Final = {"content-type": "application/json; charset=utf-8"}
 _UNANSWERED: Final = "the hub does not answer, and BDN does not hold this"
 
@@ -110,11 +112,15 @@ class GatewayRules:
 
 @dataclass
 class HubGateway:
-    """One per process of the mirror. ``hub`` and ``requests`` share the rules of egress."""
+    """One per process of the mirror.
+
+    ``on_bypass`` is called when a client gets a token for the hub's xet storage: it listed the commit at the hub itself.
+    """
 
     rules: GatewayRules
     hub: HubForwarder
     requests: MirrorRequests
+    on_bypass: Callable[[], object]
     _replies: SharedReads[tuple[str, ...], HubReply | None] = field(
         default_factory=partial(SharedReads, _SHARED_SECONDS)
     )
@@ -127,8 +133,20 @@ class HubGateway:
     )  # revisions, by repository and commit
     _wanted: dict[str, dict[str, None]] = field(default_factory=dict)  # paths that the next mirror of a commit brings
     _bringing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _running: dict[str, str] = field(default_factory=dict)  # mirrors, by commit
     _failed: dict[tuple[str, str], tuple[BdnError, float]] = field(default_factory=dict)  # and until when that is known
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While the block lasts, files are copied. A mirror that was requested goes on after it."""
+        with single_error():
+            async with self._group:
+                try:
+                    yield
+                finally:
+                    for task in self._bringing.values():
+                        task.cancel()
 
     async def answer(self, request: HubRequest, wait_seconds: float) -> HubAnswer:
         """Answer a client's request. Waits for a file that is being copied, then returns ``is_pending``.
@@ -167,6 +185,9 @@ class HubGateway:
             case "refs":
                 reply = await self._share(request)
                 return await self._refs(call) if reply is None else _answer_of(reply)
+            case "xet-read-token":
+                self.on_bypass()
+                return await self._xet_token(request)
             case _:
                 return _answer_of(await self._ask(request))
 
@@ -177,6 +198,13 @@ class HubGateway:
         if reply is None:
             raise _HubSilentError
         return reply
+
+    async def _xet_token(self, request: HubRequest) -> HubAnswer:
+        """Never shared: it is a credential."""
+        reply = await self.hub.ask(request.method, request.target, request.authorization, is_xet=True)
+        if reply is None:
+            raise _HubSilentError
+        return HubAnswer(status=reply.status, headers=dict(reply.headers), body=reply.body.decode("utf-8", "replace"))
 
     async def _share(self, request: HubRequest) -> HubReply | None:
         """The hub's answer, requested once for callers with the same token. None: the hub is silent."""
@@ -198,12 +226,14 @@ class HubGateway:
 
     async def _commit(self, call: HubCall, request: HubRequest) -> _Commit:
         """The commit of the revision, and whether the caller may read its files."""
-        fields = "" if call.kind == "space" else "?expand=sha&expand=private&expand=gated"
+        fields = "" if call.kind in ("space", "kernel") else "?expand=sha&expand=private&expand=gated"
         target = f"{call.api}/revision/{quote(call.revision, safe='')}{fields}"
         question = HubRequest(method="GET", target=target, authorization=request.authorization)
         reply = await self._share(question)
         if reply is None:
             return await self._last_commit(call)
+        if reply.moved_to is not None and (there := HubCall.of(urlsplit(reply.moved_to).path)) is not None:
+            raise _RefusedError(HubAnswer(status=307, headers={"location": call.moved(request.target, there)}))
         if reply.status != 200:
             raise _RefusedError(_answer_of(reply))
         described = _document(reply.body)
@@ -229,23 +259,18 @@ class HubGateway:
     # --- while the hub is silent: public repositories as they were last ---
 
     async def _last_commit(self, call: HubCall) -> _Commit:
-        sha = call.revision
-        if not COMMIT.fullmatch(sha):
-            async with self.requests.database.read() as session:
-                found = await mirrors.last_commit(
-                    session,
-                    self.rules.organisation,
-                    str(call.repository),
-                    call.revision,
-                    is_default=call.revision == "main",
-                )
-            if found is None:
-                raise _HubSilentError
-            sha = found
-        tree = await self._tree(call, sha)
-        if not tree or not self._is_public(call, next(iter(tree.values()))):
+        sha = call.revision if COMMIT.fullmatch(call.revision) else (await self._revisions(call)).get(call.revision)
+        tree = None if sha is None else await self._tree(call, sha)
+        if sha is None or not tree or not self._is_public(call, next(iter(tree.values()))):
             raise _HubSilentError
         return _Commit(sha, is_stale=True)
+
+    async def _revisions(self, call: HubCall) -> dict[str, str]:
+        """Branches and tags with the commits that they named last."""
+        async with self.requests.database.read() as session:
+            found = await mirrors.revisions(session, self.rules.organisation, str(call.repository))
+        default = found.pop("", None)
+        return found if default is None else {"main": default, **found}
 
     def _is_public(self, call: HubCall, file: ListedFile) -> bool:
         """Whether the repository was public when it was listed: the identity of its files says so."""
@@ -285,9 +310,14 @@ class HubGateway:
         )
 
     async def _refs(self, call: HubCall) -> HubAnswer:
+        """What is held does not say which of them are tags."""
         commit = await self._last_commit(call)
-        branch = {"name": call.revision, "ref": f"refs/heads/{call.revision}", "targetCommit": commit.sha}
-        return _json_answer({"branches": [branch], "converts": [], "tags": [], "pullRequests": []}, commit)
+        branches = [
+            {"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha}
+            for name, sha in (await self._revisions(call)).items()
+            if not COMMIT.fullmatch(name) and not name.startswith("refs/")
+        ]
+        return _json_answer({"branches": branches, "converts": [], "tags": [], "pullRequests": []}, commit)
 
     async def _listing(self, call: HubCall, request: HubRequest) -> HubAnswer:
         commit = await self._commit(call, request)
@@ -297,7 +327,10 @@ class HubGateway:
         query = parse_qs(urlsplit(request.target).query)
         if call.operation == "paths-info":
             return _json_answer(list(_paths_info(tree, _paths_of(request))), commit)
-        entries = list(_entries(tree, call.path, is_recursive=query.get("recursive", [""])[0].lower() == "true"))
+        is_recursive = query.get("recursive", [""])[0].lower() == "true"
+        entries = await asyncio.to_thread(
+            _entries, tree, call.path, is_recursive=is_recursive
+        )  # a million files take a second
         if call.path and not entries:
             return _not_there(commit)
         start = int(query["cursor"][0]) if query.get("cursor", [""])[0].isdecimal() else 0
@@ -333,19 +366,20 @@ class HubGateway:
     async def _entry(self, call: HubCall, commit: _Commit, request: HubRequest) -> Mapping[str, Any]:
         """What the listing or the hub says of one file."""
         tree = await self._tree(call, commit.sha)
-        if tree is None:
-            target = f"{call.api}/paths-info/{commit.sha}"
-            body = urlencode({"paths": call.path, "expand": "false"})
-            form = "application/x-www-form-urlencoded"
-            question = HubRequest(
-                method="POST", target=target, authorization=request.authorization, content_type=form, body=body
-            )
-            reply = await self._ask(question)
-            listed = _document(reply.body) if reply.status == 200 else []
-            entries = listed if isinstance(listed, list) else []
-        else:
-            entries = list(_paths_info(tree, [call.path]))
-        for one in entries:
+        if tree is not None:
+            if (file := tree.get(call.path)) is None:
+                raise _RefusedError(_not_there(commit))
+            return _file_entry(file)
+        question = HubRequest(
+            method="POST",
+            target=f"{call.api}/paths-info/{commit.sha}",
+            authorization=request.authorization,
+            content_type="application/x-www-form-urlencoded",
+            body=urlencode({"paths": call.path, "expand": "false"}),
+        )
+        reply = await self._ask(question)
+        listed = _document(reply.body) if reply.status == 200 else []
+        for one in listed if isinstance(listed, list) else []:
             if one.get("type") == "file" and one.get("path") == call.path:
                 found: Mapping[str, Any] = one
                 return found
@@ -378,7 +412,7 @@ class HubGateway:
         self._check_failed(name, call.path)
         self._wanted.setdefault(name, {})[call.path] = None
         if (task := self._bringing.get(name)) is None:
-            task = self._bringing[name] = asyncio.create_task(self._bring_wanted(call, sha, name))
+            task = self._bringing[name] = self._group.create_task(self._bring_wanted(call, sha, name))
             task.add_done_callback(lambda _: self._bringing.pop(name, None))
         await asyncio.wait([task], timeout=wait_seconds)
         self._check_failed(name, call.path)
@@ -444,13 +478,19 @@ class HubGateway:
 
     async def _give_up(self, replaced: Iterable[MirrorSourceRow]) -> None:
         """Manifests that a later one contains. The newest of them stays: nodes may be reading it."""
-        database, names = self.requests.database, sorted({str(row.manifest) for row in replaced})
+        database, organisation = self.requests.database, self.rules.organisation
+        names, now = sorted({str(row.manifest) for row in replaced}), database.now()
+        facts = {"eviction": _REPLACED, "restorable_until": None}
         async with database.write() as session:
             await manifests.lock(session, names)
-            await mirrors.give_up(session, self.rules.organisation, names, "", database.now())
+            await mirrors.give_up(session, organisation, names, _REPLACED, now)
+            told = (events.event_of("tombstoned", facts, name, organisation=organisation) for name in names)
+            await events.record(session, now, told)
 
 
 def _selects(row: MirrorSourceRow, path: str) -> bool:
+    if row.mount_location == _MOUNT:  # of up to a thousand patterns
+        return _literal(path) in row.request.get("allow_patterns", ())
     patterns = WeightsSourceBody.model_validate(row.request).to_core().patterns
     return bool(select([path], patterns).paths)
 
@@ -482,6 +522,8 @@ def _answer_of(reply: HubReply) -> HubAnswer:
     body = reply.body.decode("utf-8", "replace") if document is None else json.dumps(_without_xet(document))
     if reply.next_page is not None:
         headers["link"] = f'<{reply.next_page}>; rel="next"'
+    if reply.moved_to is not None:
+        headers["location"] = reply.moved_to
     return HubAnswer(status=reply.status, headers=headers, body=body)
 
 
@@ -535,7 +577,7 @@ def _folder_entry(path: str) -> dict[str, Any]:
     return {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
 
 
-def _entries(tree: Mapping[str, ListedFile], folder: str, *, is_recursive: bool) -> Iterator[dict[str, Any]]:
+def _entries(tree: Mapping[str, ListedFile], folder: str, *, is_recursive: bool) -> list[dict[str, Any]]:
     """Files and folders below a folder, by path."""
     below = f"{folder}/" if folder else ""
     found: dict[str, dict[str, Any]] = {}
@@ -547,7 +589,7 @@ def _entries(tree: Mapping[str, ListedFile], folder: str, *, is_recursive: bool)
             found.setdefault(one := below + "/".join(names[:depth]), _folder_entry(one))
         if is_recursive or len(names) == 1:
             found[path] = _file_entry(file)
-    yield from (found[path] for path in sorted(found))
+    return [found[path] for path in sorted(found)]
 
 
 def _paths_of(request: HubRequest) -> list[str]:

@@ -1,7 +1,7 @@
 """A caller's own requests to the hub's API, sent with the caller's token, which is kept nowhere."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,18 +15,20 @@ from bdn.sources.settings import UpstreamSettings
 
 _PATIENCE: Final = httpx2.Timeout(20.0, connect=1.5)  # seconds: the caller waits
 _LARGEST: Final = 64 * 1024**2  # bytes of one answer of the API
-_PASSED: Final = ("content-type", "x-repo-commit", "x-error-code", "x-error-message")
+_PASSED: Final = ("content-type", "retry-after", "x-repo-commit", "x-error-code", "x-error-message")
+_XET: Final = ("x-xet-cas-url", "x-xet-access-token", "x-xet-token-expiration")
 _OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True)
 class HubReply:
-    """``next_page`` is the target of the next page of a listing, at the hub."""
+    """``next_page`` is the target of the next page of a listing, ``moved_to`` that of a redirect, both at the hub."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     next_page: str | None = None
+    moved_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,30 @@ class HubForwarder:
         return self.settings.hf_endpoint.rstrip("/")
 
     async def ask(
-        self, method: str, target: str, authorization: str | None, *, content_type: str = "", body: str = ""
+        self,
+        method: str,
+        target: str,
+        authorization: str | None,
+        *,
+        content_type: str = "",
+        body: str = "",
+        is_xet: bool = False,
     ) -> HubReply | None:
-        """The hub's answer, without headers that lead around BDN. None: the hub does not answer, or answers that it is down.
+        """The hub's answer, without headers that lead around BDN, unless it ``is_xet`` that is requested.
+
+        None: the hub does not answer, or answers that it is down.
 
         Raises ``EgressRefusedError``: the hub's address is not allowed.
         """
         headers = {"Authorization": authorization} if authorization else {}
         if content_type:
             headers["Content-Type"] = content_type
-        return await asyncio.to_thread(self._ask, method, target, headers, body.encode())
+        passed = (*_PASSED, *(_XET if is_xet else ()))
+        return await asyncio.to_thread(self._ask, method, target, headers, body.encode(), passed)
 
-    def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HubReply | None:
+    def _ask(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, passed: Sequence[str]
+    ) -> HubReply | None:
         egress = self.settings.egress
         egress.admit(urlsplit(self.endpoint).hostname or "")
         try:
@@ -68,10 +82,11 @@ class HubForwarder:
             return None
         if response.status_code in _OUTAGES or len(response.content) > _LARGEST:
             return None
-        passed = {name: response.headers[name] for name in _PASSED if name in response.headers}
-        return HubReply(response.status_code, passed, response.content, self._next_page(response))
+        kept = {name: response.headers[name] for name in passed if name in response.headers}
+        next_page, moved_to = response.links.get("next", {}).get("url"), response.headers.get("location")
+        return HubReply(response.status_code, kept, response.content, self._target(next_page), self._target(moved_to))
 
-    def _next_page(self, response: httpx2.Response) -> str | None:
-        """A link to another host is not followed: the caller's token would go there."""
-        link = response.links.get("next", {}).get("url", "")
-        return link.removeprefix(self.endpoint) if link.startswith(f"{self.endpoint}/") else None
+    def _target(self, link: str | None) -> str | None:
+        """None also for a link to another host: the caller's token would go there."""
+        link = (link or "").removeprefix(self.endpoint)
+        return link if link.startswith("/") and not link.startswith("//") else None

@@ -33,7 +33,7 @@ def commit_now(uri: HuggingFaceUri, settings: UpstreamSettings) -> str | None:
         headers["Authorization"] = f"Bearer {settings.hf_token}"
     repository = f"{settings.hf_endpoint}/api/{uri.kind}s/{quote(uri.repo_id)}"
     revision = f"/revision/{quote(uri.revision, safe='')}" if uri.revision else ""
-    expand = "" if uri.kind == "space" else "?expand=sha&expand=private&expand=gated"
+    expand = "" if uri.kind in ("space", "kernel") else "?expand=sha&expand=private&expand=gated"
     with closing(ConnectionPool(timeout_seconds=_TIMEOUT_SECONDS, egress=settings.egress)) as pool:
         try:
             found = _document(pool, f"{repository}{revision}{expand}", headers)

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import hf_hub_url
 from huggingface_hub.hf_api import RepoFile
 
-from bdn.core.errors import UpstreamUnavailableError
+from bdn.core.errors import GatedSourceError, UpstreamUnavailableError
 from bdn.core.source.upstream import (
     Checksum,
     ChecksumKind,
@@ -84,11 +84,13 @@ class HuggingFaceSource:
     async def _inspect(self, revision: str | None) -> _Repository:
         repo_id, kind, api = self._uri.repo_id, self._uri.kind, self._hub.api
         # "expand" omits the list of siblings from the answer: megabytes for large repositories, and incomplete there
-        # (huggingface_hub#3122). Spaces do not offer "gated" that way; they are small.
-        expand: Any = None if kind == "space" else ["sha", "private", "gated"]
+        # (huggingface_hub#3122). Spaces do not offer "gated" that way, and kernels nothing; both are small.
+        expand: Any = None if kind in ("space", "kernel") else ["sha", "private", "gated"]
         info = await self._hub.call(lambda: api.repo_info(repo_id, revision=revision, repo_type=kind, expand=expand))
         if info.sha is None or not COMMIT.fullmatch(info.sha):
             raise UpstreamUnavailableError(str(self._uri), "the answer does not look like a hub's (no commit)")
+        if info.gated and kind == "kernel":
+            raise GatedSourceError(str(self._uri))  # the hub's client cannot check access to kernels
         if info.gated:
             # The hub describes and lists gated repositories to any caller; only this request checks the token's access.
             await self._hub.call(lambda: api.auth_check(repo_id, repo_type=kind))

@@ -36,6 +36,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
     ("hf://datasets/owner/repo", HuggingFaceUri("dataset", "owner/repo", None)),
     ("hf://datasets/owner/repo@refs/convert/parquet", HuggingFaceUri("dataset", "owner/repo", "refs/convert/parquet")),
     ("hf://spaces/owner/repo@main", HuggingFaceUri("space", "owner/repo", "main")),
+    ("hf://kernels/owner/repo", HuggingFaceUri("kernel", "owner/repo", None)),
     ("hf://Datasets/repo", HuggingFaceUri("model", "Datasets/repo", None)),
 ])  # fmt: skip
 def test_a_hugging_face_uri_names_kind_repository_and_revision(text: str, expected: SourceUri) -> None:
@@ -113,7 +114,7 @@ def refusal_of(text: str) -> InvalidSourceError:
 
 
 SUPPORTED = "Supported schemes: azure://, bt://, cw://, gs://, hf://, https://, r2://, s3://"
-HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo, hf://spaces/owner/repo or hf://buckets/namespace/name[/prefix]"
+HUB_FORM = "hf://owner/repo[@revision], hf://datasets/owner/repo, hf://spaces/owner/repo, hf://kernels/owner/repo or hf://buckets/namespace/name[/prefix]"
 NO_REVISION = (
     "The @ revision syntax is only valid for HuggingFace sources (hf://). "
     "Source {{text!r}} uses {} which does not support revisions."
