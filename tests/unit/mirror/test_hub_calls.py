@@ -2,13 +2,13 @@
 
 import pytest
 
-from bdn.core.source.uri import RepoKind
+from bdn.core.source.uri import REPO_KINDS, RepoKind
 from bdn.mirror.hub.calls import HubCall
 
 SHA = "0123456789" * 4
 
 
-@pytest.mark.parametrize(("folder", "kind"), [("models", "model"), ("datasets", "dataset"), ("spaces", "space")])
+@pytest.mark.parametrize(("folder", "kind"), [("models", "model"), *REPO_KINDS.items()])
 @pytest.mark.parametrize("repo_id", ["org/name", "name"])
 def test_each_kind_of_repository__with_and_without_a_namespace(folder: str, kind: RepoKind, repo_id: str) -> None:
     api, files = f"/api/{folder}/{repo_id}", repo_id if kind == "model" else f"{folder}/{repo_id}"
@@ -94,3 +94,15 @@ def test_names_that_look_like_operations(path: str, repo_id: str, operation: str
 )
 def test_an_address_about_no_repository(path: str) -> None:
     assert HubCall.of(path) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "target", "new"),
+    [
+        ("gpt2", "/gpt2/resolve/main/gpt2/x", "/org/gpt2/resolve/main/gpt2/x"),
+        ("gpt2", "/api/models/gpt2/tree/main?recursive=true", "/api/models/org/gpt2/tree/main?recursive=true"),
+        ("a/b", "/datasets/a/b/resolve/refs%2Fpr%2F1/x", "/datasets/org/gpt2/resolve/refs%2Fpr%2F1/x"),
+    ],
+)
+def test_a_target_of_a_renamed_repository_keeps_all_but_the_name(old: str, target: str, new: str) -> None:
+    assert HubCall("model", old, "resolve").moved(target, HubCall("model", "org/gpt2", "")) == new
