@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -50,6 +50,7 @@ from node_agent.stage.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
 _PIECE: Final = 4 * 1024**2
+_MOST_BYTES: Final = 50_000_000_000  # that the hub's client downloads by HTTP (MAX_HTTP_DOWNLOAD_SIZE)
 _LARGEST_BODY: Final = 1024**2
 _ATTEMPTS: Final = 3  # while cached files change
 _PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
@@ -61,12 +62,17 @@ _LONGEST_PAUSE_SECONDS: Final = 300
 
 @dataclass(frozen=True)
 class Gateway:
-    """``lifecycle`` fills files, and verifies those that another program changed."""
+    """``lifecycle`` fills files, and verifies those that another program changed.
+
+    Files of more than ``most_bytes`` are downloaded from the gateway's ``other_port``.
+    """
 
     client: MirrorClient
     lifecycle: Lifecycle
     background: BackgroundTasks
     metrics: AgentMetrics
+    other_port: int
+    most_bytes: int
 
     async def respond(self, request: Request) -> Response:
         response = await self._respond(request)
@@ -81,6 +87,8 @@ class Gateway:
             answer = await self._answer(asked, request, until)
             if answer.is_pending:
                 return _come_again(answer.eta_seconds)
+            if self._is_too_large(asked, answer) and request.scope["server"][1] != self.other_port:
+                return self._elsewhere(answer, request)
             if answer.content is None:
                 return _response(answer, request)
             return await self._file(answer, answer.content, request.headers.get("range"), until)
@@ -89,6 +97,20 @@ class Gateway:
         except BdnError as error:  # never 401, which clients take for "no such repository"
             logger.warning("cannot answer a client of the hub gateway: %s", error)
             return _refusal(504 if error.transient else 503, str(error))
+
+    def _is_too_large(self, asked: HubRequest, answer: HubAnswer) -> bool:
+        is_file = asked.method == "HEAD" and answer.status == 200
+        return is_file and int(answer.headers.get("content-length", 0)) > self.most_bytes
+
+    def _elsewhere(self, answer: HubAnswer, request: Request) -> Response:
+        """A redirect without the size: the hub's client refuses to download more by HTTP if it knows how much it is.
+
+        The client sends no token to another port, so the repository must be public.
+        """
+        location = str(request.url.replace(port=self.other_port))
+        response = Response(None, 302, {**answer.headers, "location": location})
+        del response.headers["content-length"]
+        return response
 
     async def _answer(self, asked: HubRequest, request: Request, until: float) -> HubAnswer:
         """Waits for the copy of a file, as long as its client does."""
@@ -224,8 +246,8 @@ def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None
 
 
 @asynccontextmanager
-async def serving_gateway(agent: Agent) -> AsyncIterator[str]:
-    """Serve the gateway, and yield its URL; "" if it has no address.
+async def serving_gateway(agent: Agent, most_bytes: int = _MOST_BYTES) -> AsyncIterator[str]:
+    """Serve the gateway at its port and another one, and yield its URL; "" if it has no address.
 
     Raises ``InUseError``, ``InvalidRequestError``: it cannot be opened.
     """
@@ -235,12 +257,15 @@ async def serving_gateway(agent: Agent) -> AsyncIterator[str]:
     if "node" not in agent.settings.roles:
         raise InvalidRequestError("BDN_AGENT_GATEWAY fills files for this machine, so the agent needs the role 'node'")
     host, port = agent.settings.gateway
-    async with BackgroundTasks() as background:
-        gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics)
+    is_local = is_loopback(host)
+    certificate = None if is_local else agent.certificate
+    async with BackgroundTasks() as background, AsyncExitStack() as stack:
+        listeners = [bind_tcp(host, port), bind_tcp(host, 0 if is_local else port + 1)]
+        own, other = (listener.getsockname()[1] for listener in listeners)
+        gateway = Gateway(agent.client, agent.stages.lifecycle, background, agent.metrics, other, most_bytes)
         app = Starlette(routes=[Route("/{path:path}", gateway.respond, methods=["GET", "HEAD", "POST"])])
-        listener, is_local = bind_tcp(host, port), is_loopback(host)
-        certificate = None if is_local else agent.certificate
-        url = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        async with serving(app, listener, is_local=is_local, certificate=certificate):
-            logger.info("hub gateway started", extra={"url": url})
-            yield url
+        for listener in listeners:
+            await stack.enter_async_context(serving(app, listener, is_local=is_local, certificate=certificate))
+        url = f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{own}"
+        logger.info("hub gateway started", extra={"url": url})
+        yield url

@@ -87,6 +87,7 @@ _STARTING: Final = RetryPolicy(outage_seconds=0, attempts=3)  # at start, if the
 _STORE_READERS: Final = (
     64  # threads; more than the bucket chunks that clients may hold, so that one organisation cannot take all
 )
+_HUB_REQUESTS: Final = 16  # threads: requests of gateways in flight
 _UPSTREAM_TIMEOUT_SECONDS: Final = 60.0
 _AGENT_TIMEOUT_SECONDS: Final = 10.0
 
@@ -295,7 +296,10 @@ async def open_mirror(
         heartbeats = Membership(database, asked, runs, events, now)
         await stack.enter_async_context(in_background(heartbeats.keep()))
         files = ServedFiles(database, store, signer, access.verifier, settings.presign_seconds, readers)
-        gateway = HubGateway(GatewayRules.of(settings), HubForwarder(upstreams), requests, metrics.bypassing_tokens.inc)
+        hub_threads = ThreadPoolExecutor(_HUB_REQUESTS, "hub-gateway")
+        stack.push_async_callback(asyncio.to_thread, hub_threads.shutdown, cancel_futures=True)
+        forwarder = HubForwarder(upstreams, hub_threads)
+        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
         await stack.enter_async_context(gateway.running())
         services = (
             requests,

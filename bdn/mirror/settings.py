@@ -36,7 +36,9 @@ def _check_organisations(text: str) -> str:
 def _check_globs(text: str) -> str:
     for glob in _words(text):
         if not re.fullmatch(r"[\w./*?!\[\]-]+", glob):
-            raise ValueError(f"{glob!r} is no glob of repositories; write globs such as org/* with commas between them")
+            raise ValueError(
+                f"{glob!r} is not a glob of repositories; write globs such as org/* with commas between them"
+            )
     return text
 
 

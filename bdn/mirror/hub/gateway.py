@@ -50,6 +50,7 @@ from bdn.wire.shapes import ReportedError, status_of
 
 logger = logging.getLogger(__name__)
 _SHARED_SECONDS: Final = 30.0  # of an answer of the hub, for all callers with the same token
+_SHARED_BYTES: Final = 64 * 1024**2  # beyond these, only concurrent callers share answers
 _MOUNT: Final = "/gateway"  # of mirrors that clients' requests began
 _PAGE: Final = 1000  # entries of a tree, as at the hub
 _FAILED_SECONDS: Final = 10.0  # until a copy that failed is tried again
@@ -60,15 +61,13 @@ _UNANSWERED: Final = "the hub does not answer, and BDN does not hold this"
 
 
 class _RefusedError(Exception):
-    """Ends a request with this answer."""
-
     def __init__(self, answer: HubAnswer) -> None:
         super().__init__()
         self.answer = answer
 
 
 class _HubSilentError(Exception):
-    """The hub does not answer."""
+    """The hub does not answer, and nothing that the mirror holds may be given instead."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,8 @@ class HubGateway:
     _replies: SharedReads[tuple[str, ...], HubReply | None] = field(
         default_factory=partial(SharedReads, _SHARED_SECONDS)
     )
+    _concurrent: SharedReads[tuple[str, ...], HubReply | None] = field(default_factory=partial(SharedReads, 0.0))
+    _shared_bytes: int = 0  # of requests and answers in ``_replies``; without a bound, callers could fill the memory
     _trees: SharedReads[str, dict[str, ListedFile] | None] = field(
         default_factory=partial(SharedReads, _SHARED_SECONDS)
     )
@@ -200,7 +201,7 @@ class HubGateway:
         return reply
 
     async def _xet_token(self, request: HubRequest) -> HubAnswer:
-        """Never shared: it is a credential."""
+        """A credential, so callers do not share it, and no part of it is kept."""
         reply = await self.hub.ask(request.method, request.target, request.authorization, is_xet=True)
         if reply is None:
             raise _HubSilentError
@@ -210,19 +211,28 @@ class HubGateway:
         """The hub's answer, requested once for callers with the same token. None: the hub is silent."""
         token = hmac.digest(self._key, (request.authorization or "").encode(), "sha256").hex()
         key = (request.method, request.target, request.content_type, request.body, token)
-        ask = partial(
-            self.hub.ask,
+        reads = self._replies if self._shared_bytes < _SHARED_BYTES else self._concurrent
+        read = reads.of(key, partial(self._requested, request))
+        reply = await read.get()
+        if reply is None:
+            read.forget()  # the hub may answer the next request
+        return reply
+
+    async def _requested(self, request: HubRequest) -> HubReply | None:
+        reply = await self.hub.ask(
             request.method,
             request.target,
             request.authorization,
             content_type=request.content_type,
             body=request.body,
         )
-        read = self._replies.of(key, ask)
-        reply = await read.get()
-        if reply is None:
-            read.forget()  # the hub may answer the next request
+        size = len(request.target) + len(request.body) + (len(reply.body) if reply else 0)
+        self._note_shared(size)
+        asyncio.get_running_loop().call_later(_SHARED_SECONDS, self._note_shared, -size)
         return reply
+
+    def _note_shared(self, size: int) -> None:
+        self._shared_bytes += size
 
     async def _commit(self, call: HubCall, request: HubRequest) -> _Commit:
         """The commit of the revision, and whether the caller may read its files."""
@@ -240,8 +250,7 @@ class HubGateway:
         sha = str(described.get("sha") if isinstance(described, dict) else "")
         if not COMMIT.fullmatch(sha):
             raise _HubSilentError
-        if sha != call.revision:
-            self._remember(call, sha)
+        self._remember(call, sha)
         if not described.get("gated"):
             return _Commit(sha)
         checked = await self._ask(
@@ -250,6 +259,8 @@ class HubGateway:
         return _Commit(sha, None if checked.status == 200 else _answer_of(checked))
 
     def _remember(self, call: HubCall, sha: str) -> None:
+        if sha == call.revision:
+            return
         key = str(call.repository), sha
         self._named[key] = call.revision
         self._named.move_to_end(key)
@@ -497,7 +508,7 @@ def _selects(row: MirrorSourceRow, path: str) -> bool:
 
 
 def _literal(path: str) -> str:
-    """A pattern that selects this path alone."""
+    """A pattern that selects this path alone, whatever characters it has."""
     return re.sub(r"([\[*?])", r"[\1]", path)
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,8 +15,8 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from bdn.sources.huggingface.session import HubUnreachableError, one_attempt
 from bdn.sources.settings import UpstreamSettings
 
-_PATIENCE: Final = httpx2.Timeout(20.0, connect=1.5)  # seconds: the caller waits
-_LARGEST: Final = 64 * 1024**2  # bytes of one answer of the API
+_PATIENCE: Final = httpx2.Timeout(10.0, connect=1.5)  # seconds: the caller waits
+_LARGEST: Final = 16 * 1024**2  # bytes of one answer of the API
 _PASSED: Final = ("content-type", "retry-after", "x-repo-commit", "x-error-code", "x-error-message")
 _XET: Final = ("x-xet-cas-url", "x-xet-access-token", "x-xet-token-expiration")
 _OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
@@ -22,7 +24,7 @@ _OUTAGES: Final = frozenset({408, 500, 502, 503, 504})
 
 @dataclass(frozen=True)
 class HubReply:
-    """``next_page`` is the target of the next page of a listing, ``moved_to`` that of a redirect, both at the hub."""
+    """``next_page`` is the target of the next page of a listing; ``moved_to``: of a redirect. Both are at the hub."""
 
     status: int
     headers: Mapping[str, str]
@@ -33,7 +35,10 @@ class HubReply:
 
 @dataclass(frozen=True)
 class HubForwarder:
+    """``threads`` wait for the hub, which may be slow; no other work waits for them."""
+
     settings: UpstreamSettings
+    threads: ThreadPoolExecutor
 
     @property
     def endpoint(self) -> str:
@@ -59,7 +64,8 @@ class HubForwarder:
         if content_type:
             headers["Content-Type"] = content_type
         passed = (*_PASSED, *(_XET if is_xet else ()))
-        return await asyncio.to_thread(self._ask, method, target, headers, body.encode(), passed)
+        ask = partial(self._ask, method, target, headers, body.encode(), passed)
+        return await asyncio.get_running_loop().run_in_executor(self.threads, ask)
 
     def _ask(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes, passed: Sequence[str]
