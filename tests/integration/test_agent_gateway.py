@@ -41,11 +41,11 @@ def manifest(mirror: AgentMirror) -> Manifest:
 
 
 @asynccontextmanager
-async def gateway(rig: Rig) -> AsyncIterator[tuple[Agent, httpx2.AsyncClient]]:
+async def gateway(rig: Rig, **limits: int) -> AsyncIterator[tuple[Agent, httpx2.AsyncClient]]:
     """An agent, and a client of its gateway."""
     async with (
         rig.agent(gateway=("127.0.0.1", free_port())) as agent,
-        serving_gateway(agent) as url,
+        serving_gateway(agent, **limits) as url,
         httpx2.AsyncClient(base_url=url, trust_env=False, timeout=LONGEST_SECONDS) as client,
     ):
         yield agent, client
@@ -115,6 +115,35 @@ async def test_an_empty_file(rig: Rig, mirror: AgentMirror, manifest: Manifest) 
         answer = await client.get(f"{AT}empty")
         assert (answer.status_code, answer.headers["content-length"], answer.content) == (200, "0", b"")
         assert (await client.get(f"{AT}empty", headers={"Range": "bytes=0-0"})).status_code == 416
+
+
+async def test_a_file_too_large_for_the_hub_s_client_is_had_from_another_port(
+    rig: Rig, mirror: AgentMirror, manifest: Manifest
+) -> None:
+    async with gateway(rig, most_bytes=9 * MIB) as (_, client):
+        small = await client.head(f"{AT}a.json")
+        assert (small.status_code, small.headers["content-length"]) == (200, str(len(FILES["a.json"])))
+        head = await client.head(f"{AT}weights")
+        assert (head.status_code, head.headers["etag"]) == (302, '"weights"')
+        assert "content-length" not in head.headers
+        there = httpx2.URL(head.headers["location"])
+        assert (there.host, there.path) == (client.base_url.host, f"{AT}weights")
+        assert there.port != client.base_url.port
+        assert (await client.head(there)).headers["content-length"] == str(len(WEIGHTS))
+        assert (await client.get(there)).content == WEIGHTS
+        assert (await client.get(there, headers={"Origin": "https://page.example"})).status_code == 403
+
+
+@pytest.mark.xfail(strict=True, reason="request.url has the decoded path")
+async def test_the_address_at_another_port_is_quoted_as_the_client_quoted_it(
+    rig: Rig, mirror: AgentMirror, manifest: Manifest
+) -> None:
+    target = "/org/model/resolve/refs%2Fpr%2F1/a%3Fb%20%25.bin?download=true"
+    mirror.offer(target, manifest, "weights")
+    async with gateway(rig, most_bytes=9 * MIB) as (_, client):
+        head = await client.head(target)
+        assert head.status_code == 302
+        assert head.headers["location"].endswith(target)
 
 
 async def test_nothing_is_compressed(rig: Rig, mirror: AgentMirror, manifest: Manifest) -> None:

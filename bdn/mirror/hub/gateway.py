@@ -302,9 +302,8 @@ class HubGateway:
         reply = await self._share(request)
         if reply is not None:
             described = _document(reply.body)
-            sha = str(described.get("sha")) if reply.status == 200 and isinstance(described, dict) else ""
-            if COMMIT.fullmatch(sha) and sha != call.revision:  # a commit's own name would replace its branch
-                self._remember(call, sha)
+            if reply.status == 200 and isinstance(described, dict) and COMMIT.fullmatch(str(described.get("sha"))):
+                self._remember(call, str(described["sha"]))
             return _answer_of(reply)
         commit = await self._last_commit(call)
         tree = await self._tree(call, commit.sha) or {}
