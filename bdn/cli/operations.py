@@ -90,7 +90,7 @@ async def evict(output: Output, *, what: str | None, **options: object) -> int:
     """
     selected = {} if what is None else {_kind(what): what}
     request = EvictionRequest.model_validate({**options, **selected})
-    check_usage(request)
+    check_usage(request.check)
     async with reachable_mirror(output) as client:
         eviction = await client.evict(request, LONGEST_WAIT_SECONDS)
         eviction = await _ended(output, eviction, client.eviction)
@@ -217,7 +217,7 @@ async def prefetch(output: Output, *, what: str, cluster: str | None, nodes: tup
     """
     kind = "mirror_id" if what.startswith("mir_") else _kind(what)
     request = PrefetchRequest(**{kind: what}, cluster=cluster, nodes=list(nodes))
-    check_usage(request)
+    check_usage(request.check)
     async with reachable_mirror(output) as client:
         found = await client.prefetch(request)
         if wait:
@@ -277,7 +277,7 @@ async def verify(output: Output, *, what: str | None, no_repair: bool, **options
         return await _verify_path(output, what, repair=not no_repair)
     selected = {} if what is None else {_kind(what): what}
     request = VerificationRequest.model_validate({**options, **selected, "repair": not no_repair})
-    check_usage(request)
+    check_usage(request.check)
     async with reachable_mirror(output) as client:
         found = await client.verify(request)
         output.say(f"verifying ({found.id})")

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -194,14 +194,10 @@ def when(at: datetime) -> str:
     return f"{absolute} ({f'in {format_duration(left)}' if left > 0 else format_age(-left)})"
 
 
-class _Checked(Protocol):
-    def check(self) -> None: ...
-
-
-def check_usage(request: _Checked) -> None:
+def check_usage(check: Callable[[], None]) -> None:
     """Check before any request that options go together. Raises ``UsageError``."""
     try:
-        request.check()
+        check()
     except InvalidRequestError as error:
         raise click.UsageError(printable(in_options(str(error)))) from None
 

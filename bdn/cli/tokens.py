@@ -45,7 +45,7 @@ async def create(output: Output, **options: object) -> None:
     Example: bdn-admin tokens create gpu-nodes --organisation default --role agent --cluster gpu
     """
     request = TokenRequest.model_validate(options)
-    check_usage(request)
+    check_usage(request.check)
     async with reachable_mirror(output) as client:
         made = await client.create_token(request)
     output.say(f"token {made.id} for {made.name}; it is not shown again:")

@@ -146,10 +146,6 @@ class UncachedFile:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    @property
-    def status(self) -> os.stat_result:
-        return os.fstat(self._descriptor)
-
     def read(self, buffer: memoryview, offset: int, size: int) -> int:
         """Read up to ``size`` bytes at ``offset``, a multiple of a block; fewer only at the end of the file.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -104,14 +104,6 @@ def check_held(wanted: WeightsSource, data_dir: Path) -> None:
         raise not_held(wanted)
 
 
-class _StandingPull(Protocol):
-    """The entry point ``standing`` of ``bdn.embedded``: the agent's check of a directory, without an agent."""
-
-    def __call__(
-        self, data_dir: Path, organisation: str, mount_location: str, manifest: str, destination: Path, *, link: bool
-    ) -> StageMount | None: ...
-
-
 def standing_result(pull: Pull, data_dir: Path, say: Say) -> Pulled | None:
     """The result of a pull that has nothing to do, because the directory has the source, intact. Blocking.
 
@@ -135,7 +127,7 @@ def standing_result(pull: Pull, data_dir: Path, say: Say) -> Pulled | None:
     commit = mirrored.resolved_revision or ""
     if pull.hub is not None and not pull.hub.has_tree(commit):
         return None
-    look: _StandingPull = standing.load()
+    look: Callable[..., StageMount | None] = standing.load()  # the agent's check of a directory, without an agent
     location, destination = wanted.mount_location, pull.at(commit)
     mount = look(settings.data_dir, DEFAULT_ORGANISATION, location, manifest, destination, link=pull.link)
     if mount is None:

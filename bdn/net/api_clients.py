@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from bdn.core.chunk import Digest
@@ -31,7 +32,7 @@ from bdn.wire.cache_schema import (
     TrainingCacheDirectory,
 )
 from bdn.wire.event_schema import EventDocument, Named, NodeEvents
-from bdn.wire.heartbeat_schema import AgentDocument, Cluster, Heartbeat, HeartbeatReply
+from bdn.wire.heartbeat_schema import AgentDocument, Heartbeat, HeartbeatReply
 from bdn.wire.http_fields import authorization
 from bdn.wire.hub_schema import HubAnswer, HubRequest
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
@@ -63,7 +64,7 @@ from bdn.wire.push_schema import (
     PushGrantRequest,
     PushRequest,
 )
-from bdn.wire.run_schema import RunOutput, RunOutputReply, RunSpec
+from bdn.wire.run_schema import RunOutput, RunSpec
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
 from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
@@ -75,6 +76,8 @@ from bdn.wire.training_schema import (
     TrainingJobsAnswer,
     TrainingJobSearch,
 )
+
+_Paged = TypeVar("_Paged", bound=Page[Any])
 
 
 class MirrorClient(ContentClient):
@@ -98,27 +101,21 @@ class MirrorClient(ContentClient):
         look = partial(self.mirror, mirror_id, interval_seconds)
         return (outages or OutageRetry()).follow(look, lambda mirror: mirror.status in MIRROR_TERMINAL)
 
-    async def cancel(self, mirror_id: str) -> Mirror:
-        return await self._call(Mirror, "POST", f"/mirror/{mirror_id}/cancel")
-
     async def tree(self, source: str, *, is_held: bool) -> list[HubFile]:
         """All files of a mirrored commit. The mirror may list them first, which takes minutes for a million."""
-        files: list[HubFile] = []
-        cursor: str | None = "0"
-        while cursor is not None:
-            params = {"source": source, "held": str(is_held).lower(), "cursor": cursor}
-            page = await self._call(Page[HubFile], "GET", "/trees", params=params, wait_seconds=600)
-            files += page.items
-            cursor = page.next_cursor
-        return files
+        return (await self._all(Page[HubFile], "/trees", 600, source=source, held=str(is_held).lower())).items
 
     async def held(self) -> HeldManifests:
-        found = await self._call(HeldManifests, "GET", "/manifests")
-        while found.next_cursor is not None:
-            more = await self._call(HeldManifests, "GET", "/manifests", params={"cursor": found.next_cursor})
-            items = [*found.items, *more.items]
-            found = HeldManifests(items=items, next_cursor=more.next_cursor, store=found.store)
-        return found
+        return await self._all(HeldManifests, "/manifests")
+
+    async def _all(self, kind: type[_Paged], path: str, wait_seconds: float = 0, **params: str) -> _Paged:
+        """The first page, with the items of all pages."""
+        found = page = await self._call(kind, "GET", path, params=params, wait_seconds=wait_seconds)
+        while page.next_cursor is not None:
+            params["cursor"] = page.next_cursor
+            page = await self._call(kind, "GET", path, params=params, wait_seconds=wait_seconds)
+            found.items += page.items
+        return found.model_copy(update={"next_cursor": None})
 
     async def evict(self, request: EvictionRequest, wait_seconds: float = 0) -> Eviction:
         return await self._poll(Eviction, "POST", "/evictions", wait_seconds, body=request)
@@ -133,18 +130,11 @@ class MirrorClient(ContentClient):
         return await self._poll(Prefetch, "GET", f"/prefetches/{prefetch_id}", wait_seconds)
 
     async def agents(self) -> Page[AgentDocument]:
-        found = await self._call(Page[AgentDocument], "GET", "/agents")
-        while found.next_cursor is not None:
-            more = await self._call(Page[AgentDocument], "GET", "/agents", params={"cursor": found.next_cursor})
-            found = Page[AgentDocument](items=[*found.items, *more.items], next_cursor=more.next_cursor)
-        return found
+        return await self._all(Page[AgentDocument], "/agents")
 
     async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
         params = {"node": node} if cluster is None else {"node": node, "cluster": cluster}
         return await self._call(AgentDocument, "DELETE", "/agents", params=params)
-
-    async def clusters(self) -> Items[Cluster]:
-        return await self._call(Items[Cluster], "GET", "/clusters")
 
     async def locate(self, manifest: Digest, digests: Iterable[Digest], bearer: str) -> Locations:
         """Locations of chunks of the manifest, for the bearer of its grant."""
@@ -218,8 +208,8 @@ class MirrorClient(ContentClient):
         params = {"node": node, "boot_id": boot_id, "volume_id": volume_id}
         return await self._call(RunSpec, "GET", f"/runs/{run}/{rank}", params=params)
 
-    async def record_run_output(self, run: str, rank: int, output: RunOutput) -> RunOutputReply:
-        return await self._call(RunOutputReply, "POST", f"/runs/{run}/{rank}/logs", body=output)
+    async def record_run_output(self, run: str, rank: int, output: RunOutput) -> None:
+        await self._request("POST", f"/runs/{run}/{rank}/logs", body=output)
 
     async def training_jobs(self, search: TrainingJobSearch) -> TrainingJobsAnswer:
         return await self._call(TrainingJobsAnswer, "POST", "/v1/training_jobs/search", body=search)

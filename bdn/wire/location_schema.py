@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictStr
 
 from bdn.wire.mirror_schema import ManifestName
-from bdn.wire.shapes import ErrorBody, StrictModel
+from bdn.wire.shapes import StrictModel
 
 # How chunks get from the mirror's store to agents: directly from its bucket, or through the mirror's data plane.
 Delivery = Literal["direct", "proxy"]
@@ -38,21 +38,13 @@ class ChunkLocation(BaseModel):
     expires_in_seconds: float
 
 
-class RefusedChunk(BaseModel):
-    """A chunk without a location, because its object in the store is damaged."""
-
-    digest: ManifestName
-    error: ErrorBody
-
-
 class Locations(BaseModel):
-    """Each chunk is in ``items`` or ``refused``. With the delivery ``proxy`` both are empty: use the data plane."""
+    """``items`` lacks chunks that are damaged in the store. With the delivery ``proxy`` it is empty: use the data plane."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     delivery: Delivery
     items: list[ChunkLocation] = []
-    refused: list[RefusedChunk] = []
 
 
 PATHS_AT_ONCE: Final = 1000

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from bdn.core.errors import InvalidRequestError
 from bdn.core.source.uri import Auth, AuthMethod, Patterns, WeightsSource, check_mounts, normalise_mount, parse_source
-from bdn.wire.shapes import MOST_LISTED, ErrorBody, Locator, Number, StrictModel
+from bdn.wire.shapes import MOST_LISTED, ErrorBody, Locator, Number, Page, StrictModel
 
 SOURCES_LIMIT: Final = 256  # of one mirror; a grant names all of them, and must fit into the head of a request
 
@@ -258,14 +258,12 @@ class StoreUse(BaseModel):
     disk_total: int | None
 
 
-class HeldManifests(BaseModel):
+class HeldManifests(Page[HeldManifest]):
     """Holdings in the order of the manifests' digests. ``next_cursor`` is null on the last page.
 
     ``store`` is for operators, and on the first page.
     """
 
-    items: list[HeldManifest]
-    next_cursor: str | None = None
     store: StoreUse | None = None
 
     def without_holders(self) -> HeldManifests:

@@ -44,13 +44,14 @@ def progress_of_stage(stage: StageDocument) -> Progress:
     return Progress(
         "staging",
         bytes_done=sum(mount.bytes_done for mount in stage.mounts) + under_way,
-        bytes_total=_sum([mount.bytes_total for mount in stage.mounts]),
+        bytes_total=total_of([mount.bytes_total for mount in stage.mounts]),
         bytes_moved=sum(mount.bytes_from.cluster + mount.bytes_from.mirror for mount in stage.mounts) + under_way,
-        files_total=_sum([mount.files_total for mount in stage.mounts]),
+        files_total=total_of([mount.files_total for mount in stage.mounts]),
         is_last=stage.state in STAGE_TERMINAL,
     )
 
 
-def _sum(counts: list[int | None]) -> int | None:
+def total_of(counts: list[int | None]) -> int | None:
+    """None unless all are known."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

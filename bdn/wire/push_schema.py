@@ -4,19 +4,17 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, JsonValue, StrictStr
-from pydantic_core import PydanticCustomError
 
 from bdn.core.training.checkpoints import ADAPTER_CONFIG_BYTES, CheckpointType
 from bdn.wire.access_schema import LONGEST_SECONDS
 from bdn.wire.mirror_schema import ManifestName
-from bdn.wire.shapes import Quantity, StrictModel
+from bdn.wire.shapes import Quantity, StrictModel, check_json_size
 
 CHUNKS_AT_ONCE: Final = 1000
 
-_Value = TypeVar("_Value")
 _SKIPPED_BYTES: Final = 16 * 1024  # of JSON: each listing of checkpoints repeats it
 _Text = Annotated[StrictStr, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 _MOST_FILES: Final = 10_000_000  # of a push; the request's size and BDN_LIMIT_FILES bound it earlier
@@ -26,23 +24,15 @@ _FILE: Final[dict[str, JsonValue]] = {"path": "model.safetensors", "size": 2**20
 _SOURCE: Final = "bt://project@job/checkpoint-100"
 
 
-def _check_size(value: _Value, limit: int) -> _Value:
-    if (size := len(json.dumps(value))) > limit:
-        raise PydanticCustomError(
-            "too_large", "is {size} bytes of JSON; the limit is {limit}", {"size": size, "limit": limit}
-        )
-    return value
-
-
 _AdapterConfig = Annotated[
     dict[str, Any],
     Field(max_length=1000, json_schema_extra={"x-max-bytes": ADAPTER_CONFIG_BYTES}),
-    AfterValidator(partial(_check_size, limit=ADAPTER_CONFIG_BYTES)),
+    AfterValidator(partial(check_json_size, limit=ADAPTER_CONFIG_BYTES)),
 ]
 _Skipped = Annotated[
     list[_Text],
     Field(max_length=1000, fail_fast=True, json_schema_extra={"x-max-bytes": _SKIPPED_BYTES}),
-    AfterValidator(partial(_check_size, limit=_SKIPPED_BYTES)),
+    AfterValidator(partial(check_json_size, limit=_SKIPPED_BYTES)),
 ]
 
 

@@ -138,9 +138,3 @@ class RunOutput(
         list[tuple[StrictInt, Annotated[StrictStr, Field(max_length=LONGEST_LINE)]]],
         Field(max_length=LINES_AT_ONCE, fail_fast=True),
     ]
-
-
-class RunOutputReply(BaseModel):
-    """``seq`` is stored; the agent may delete its lines."""
-
-    seq: int

@@ -48,6 +48,13 @@ BoundedFact = (
 Facts = Annotated[dict[Label, BoundedFact], Field(max_length=MOST_FIELDS)]
 
 
+def check_json_size(value: _Item, limit: int) -> _Item:
+    if (size := len(json.dumps(value))) > limit:
+        facts = {"size": size, "limit": limit}
+        raise PydanticCustomError("too_large", "is {size} bytes of JSON; the limit is {limit}", facts)
+    return value
+
+
 def added(one: int, other: int) -> int:
     return min(one + other, LARGEST)
 

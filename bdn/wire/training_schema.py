@@ -3,10 +3,10 @@
 A request has unset fields as null. Unknown fields are accepted, and ``unknown_fields`` names them.
 """
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from functools import partial
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,7 @@ from bdn.core.training.placement import Demand
 from bdn.core.training.states import RankState
 from bdn.core.units import parse_size
 from bdn.wire.mirror_schema import SOURCES_LIMIT, WeightsSourceBody
-from bdn.wire.shapes import MOST_FIELDS, ErrorBody
+from bdn.wire.shapes import MOST_FIELDS, ErrorBody, check_json_size
 
 PREFIX: Final = "TRAINING_JOB_"
 LINES_AT_ONCE: Final = 1000  # of a page of logs with a limit
@@ -39,21 +39,16 @@ _NAMED: Final = 20  # unknown fields
 _LONGEST_FIELD: Final = 100
 _GIB: Final = 1024**3
 
-_Value = TypeVar("_Value")
 _Line = Annotated[StrictStr, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
 _Text = Annotated[StrictStr, Field(max_length=128 * 1024, pattern=r"^[^\x00]*$")]
 _Path = Annotated[StrictStr, Field(min_length=1, max_length=4096)]
 
 
-def _check_size(value: _Value) -> _Value:
-    if (size := len(json.dumps(value))) > _OPAQUE_BYTES:
-        raise PydanticCustomError(
-            "too_large", "is {size} bytes of JSON; the limit is {limit}", {"size": size, "limit": _OPAQUE_BYTES}
-        )
-    return value
-
-
-_Opaque = Annotated[Any, Field(json_schema_extra={"x-max-bytes": _OPAQUE_BYTES}), AfterValidator(_check_size)]
+_Opaque = Annotated[
+    Any,
+    Field(json_schema_extra={"x-max-bytes": _OPAQUE_BYTES}),
+    AfterValidator(partial(check_json_size, limit=_OPAQUE_BYTES)),
+]
 
 
 class GrowingModel(BaseModel):
@@ -346,7 +341,6 @@ class TrainingJobSearch(GrowingModel, json_schema_extra={"examples": [{"statuses
 
 
 _Millis = Annotated[int, Field(ge=0, lt=2**53)]
-LogDirection = Literal["asc", "desc"]
 
 
 class LogQuery(GrowingModel, json_schema_extra={"examples": [{"limit": 1000, "direction": "asc"}]}):
@@ -354,7 +348,7 @@ class LogQuery(GrowingModel, json_schema_extra={"examples": [{"limit": 1000, "di
 
     start_epoch_millis: _Millis | None = None
     end_epoch_millis: _Millis | None = None
-    direction: LogDirection | None = None
+    direction: Literal["asc", "desc"] | None = None
     limit: Annotated[int, Field(ge=1, le=LINES_AT_ONCE)] | None = None
     min_level: Annotated[_Line | None, Field(description="without effect")] = None
 

@@ -69,6 +69,7 @@ class _Use:
     captured_at: datetime | None = None
 
 
+@dataclass(eq=False)
 class SharedCaches:
     """The caches of one volume. A context manager, which owns the walking thread. One event loop.
 
@@ -85,31 +86,21 @@ class SharedCaches:
         clock: the time of day.
     """
 
-    def __init__(
-        self,
-        volume: CacheVolume,
-        cluster: str,
-        client: MirrorClient,
-        verify: Callable[[str], Awaitable[CacheGrant]],
-        *,
-        elapsed: Callable[[], float],
-        clock: Callable[[], float],
-        report: Callable[[], Awaitable[None]],
-        on_release: Callable[[], None],
-    ) -> None:
-        self.volume = volume
-        self._cluster = cluster
-        self._client = client
-        self._verify = verify
-        self._elapsed = elapsed
-        self._clock = clock
-        self._report = report
-        self._on_release = on_release
-        self._uses: dict[str, _Use] = {}
-        self._stop = threading.Event()
-        self._thread = ThreadPoolExecutor(1, "cache-summary", initializer=prefer_others)
-        self._wake = asyncio.Event()
-        self.volume_id: str | None = None  # from the last scan
+    volume: CacheVolume
+    cluster: str
+    client: MirrorClient
+    verify: Callable[[str], Awaitable[CacheGrant]]
+    elapsed: Callable[[], float]
+    clock: Callable[[], float]
+    report: Callable[[], Awaitable[None]]
+    on_release: Callable[[], None]
+    _uses: dict[str, _Use] = field(default_factory=dict)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "cache-summary", initializer=prefer_others)
+    )
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    volume_id: str | None = None  # from the last scan
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +123,7 @@ class SharedCaches:
         grant = await self.granted(token)
         self.hold(grant.project, holder)
         try:
-            await self._report()
+            await self.report()
             return await in_thread(self.volume.open, grant, huggingface=huggingface)
         except BaseException:
             self.release(holder)
@@ -146,19 +137,19 @@ class SharedCaches:
             CacheNotSharedError: this node has another volume.
             DiskFailedError: the volume cannot be used.
         """
-        grant = await self._verify(token)
-        if grant.cluster != self._cluster:
-            raise GrantInvalidError(f"it is for cluster {grant.cluster}, and this node is in cluster {self._cluster}")
+        grant = await self.verify(token)
+        if grant.cluster != self.cluster:
+            raise GrantInvalidError(f"it is for cluster {grant.cluster}, and this node is in cluster {self.cluster}")
         volume = await self.identified()
         if volume != grant.volume:
-            raise CacheNotSharedError(self._cluster, grant.volume, volume)
+            raise CacheNotSharedError(self.cluster, grant.volume, volume)
         return grant
 
     def hold(self, project: str, holder: str) -> None:
         """Register a job that has mounted the project's cache or is about to."""
         use = self._uses.setdefault(project, _Use())
         if not use.holders:
-            use.due_at = self._elapsed() + CAPTURE_SECONDS
+            use.due_at = self.elapsed() + CAPTURE_SECONDS
         use.holders.add(holder)
 
     def release(self, holder: str) -> None:
@@ -166,9 +157,9 @@ class SharedCaches:
         for use in self._uses.values():
             if holder in use.holders:
                 use.holders.remove(holder)
-                self._on_release()
+                self.on_release()
                 if not use.holders:
-                    use.due_at = self._elapsed()
+                    use.due_at = self.elapsed()
                     self._wake.set()
 
     def mounted(self) -> list[CacheUse]:
@@ -186,7 +177,7 @@ class SharedCaches:
             for project, use in sorted(self._uses.items())
         ]
         return SharedCachesDocument(
-            cluster=self._cluster, root=str(self.volume.root), volume_id=await self.identified(), items=items
+            cluster=self.cluster, root=str(self.volume.root), volume_id=await self.identified(), items=items
         )
 
     async def capture(self, project: str) -> CacheSummaryDocument:
@@ -196,7 +187,7 @@ class SharedCaches:
         """
         path = await in_thread(self.volume.project, project)
         loop = asyncio.get_running_loop()
-        captured_at = datetime.fromtimestamp(self._clock(), UTC)
+        captured_at = datetime.fromtimestamp(self.clock(), UTC)
 
         async def walk() -> CacheSummary:
             return await loop.run_in_executor(self._thread, summarized, path, self._stop)
@@ -219,7 +210,7 @@ class SharedCaches:
                 packed=packed,
             )
             try:
-                await self._client.record_cache_summary(project, self._cluster, body)
+                await self.client.record_cache_summary(project, self.cluster, body)
             except BdnError as error:
                 if error.code != LimitExceededError.code or not summary.fold():
                     raise
@@ -238,7 +229,7 @@ class SharedCaches:
             BdnError: the mirror's errors, unless ``force`` is set.
         """
         if not request.force:
-            await self._report()  # jobs of this node that have just ended
+            await self.report()  # jobs of this node that have just ended
             await self._check_unused(request.project)
         await in_thread(self.volume.remove, request.project, request.path)
         logger.info("removed from a training cache", extra={"project": request.project, "path": request.path})
@@ -261,7 +252,7 @@ class SharedCaches:
         """Returns None if the caches were removed and the report was sent."""
         found = await in_thread(self.volume.known_id)
         if found != command.volume_id:
-            return CacheNotSharedError(self._cluster, command.volume_id, found or "none")
+            return CacheNotSharedError(self.cluster, command.volume_id, found or "none")
         try:
             await in_thread(self.volume.close_project, command.organisation, command.project)
             await self._check_unused(command.project)
@@ -272,7 +263,7 @@ class SharedCaches:
         return None
 
     async def _check_unused(self, project: str) -> None:
-        if uses := (await self._client.project_uses(project)).items:
+        if uses := (await self.client.project_uses(project)).items:
             raise InUseError(f"the training cache of project {project}", tuple(uses))
 
     async def look(self) -> None:
@@ -283,15 +274,15 @@ class SharedCaches:
         while True:
             await self.look()
             for project, use in list(self._uses.items()):
-                if use.due_at <= self._elapsed():
+                if use.due_at <= self.elapsed():
                     await self._capture_due(project, use)
             self._wake.clear()
             due_at = min((use.due_at for use in self._uses.values()), default=float("inf"))
-            await happens_within(min(_AGAIN_SECONDS, max(0.0, due_at - self._elapsed())), self._wake)
+            await happens_within(min(_AGAIN_SECONDS, max(0.0, due_at - self.elapsed())), self._wake)
 
     async def _capture_due(self, project: str, use: _Use) -> None:
         was_held = bool(use.holders)
-        use.due_at = self._elapsed() + (CAPTURE_SECONDS if was_held else _AGAIN_SECONDS)
+        use.due_at = self.elapsed() + (CAPTURE_SECONDS if was_held else _AGAIN_SECONDS)
         try:
             await self.capture(project)
         except NotFoundError:
@@ -301,7 +292,7 @@ class SharedCaches:
         except BdnError as error:
             is_gone = error.code == NotFoundError.code
             if not is_gone:
-                use.due_at = self._elapsed() + _AGAIN_SECONDS
+                use.due_at = self.elapsed() + _AGAIN_SECONDS
                 logger.warning(
                     "cannot measure the training cache of project %s; retrying in a minute: %s", project, error
                 )

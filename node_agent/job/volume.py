@@ -19,7 +19,7 @@ from bdn.wire.job_schema import (
     JobVolume,
     VolumeState,
 )
-from bdn.wire.shapes import body_of, moment
+from bdn.wire.shapes import body_of
 from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import SetAside
@@ -135,22 +135,14 @@ class Volume:
         changed.set()
 
     def document(self) -> JobVolume:
-        record, shown = self.record, self.folders
-        scratch = self.scratch
-        return JobVolume(
-            id=record.id,
-            run_id=record.run_id,
-            rank=record.rank,
-            uid=record.uid,
-            gid=record.gid,
-            state=self.state,
-            created_at=moment(record.created_at),
-            ended_at=None if record.ended_at is None else moment(record.ended_at),
-            scratch=_shown(scratch) if scratch in shown else None,
-            checkpoints=self._checkpoints(),
-            caches=record.caches if self.state == "OPEN" else None,
-            error=None if self.error is None else body_of(self.error),
-        )
+        own = {
+            "state": self.state,
+            "scratch": _shown(self.scratch) if self.scratch in self.folders else None,
+            "checkpoints": self._checkpoints(),
+            "caches": self.record.caches if self.state == "OPEN" else None,
+            "error": None if self.error is None else body_of(self.error),
+        }
+        return JobVolume.model_validate({**dict(self.record), **own})
 
     def _checkpoints(self) -> CheckpointDirectory | None:
         syncer = self.syncer

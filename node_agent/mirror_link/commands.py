@@ -53,6 +53,7 @@ _TELL_SECONDS: Final = 2.0  # between two progress reports of a prefetch
 Run = Callable[[Any, Callable[[Report], None]], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class CommandInbox:
     """Accepts each command once by its id, runs it in the background, and reports it until the report is delivered.
 
@@ -62,19 +63,12 @@ class CommandInbox:
     is something to report, ``on_delivered`` with each final report that the mirror has recorded. One event loop.
     """
 
-    def __init__(
-        self,
-        background: BackgroundTasks,
-        runs: Mapping[str, Run],
-        wake: Callable[[], None],
-        on_delivered: Callable[[Report], None] = lambda _: None,
-    ) -> None:
-        self._background = background
-        self._runs = runs
-        self._wake = wake
-        self._on_delivered = on_delivered
-        self._seen: dict[str, None] = {}
-        self._reports: dict[str, Report] = {}
+    background: BackgroundTasks
+    runs: Mapping[str, Run]
+    wake: Callable[[], None]
+    on_delivered: Callable[[Report], None] = lambda _: None
+    _seen: dict[str, None] = field(default_factory=dict)
+    _reports: dict[str, Report] = field(default_factory=dict)
 
     def accept(self, command: Command) -> None:
         """Start the command, unless its id is known."""
@@ -84,7 +78,7 @@ class CommandInbox:
         if len(self._seen) > _REMEMBERED:
             self._seen.pop(next(iter(self._seen)))
         self._reports[command.id] = Report(id=command.id, running=True)
-        self._background.start(self._run(command), f"command {command.id}")
+        self.background.start(self._run(command), f"command {command.id}")
 
     def reports(self, *, only_running: bool) -> list[Report]:
         """Progress of each command; final reports until ``delivered``, unless ``only_running``."""
@@ -94,7 +88,7 @@ class CommandInbox:
         for report in reports:
             if not report.running:
                 self._reports.pop(report.id, None)
-                self._on_delivered(report)
+                self.on_delivered(report)
 
     async def _run(self, command: Command) -> None:
         """Reports errors instead of raising: a client of the mirror waits for the result."""
@@ -109,7 +103,7 @@ class CommandInbox:
             self._end(command, None)
 
     async def _carry_out(self, command: Command) -> None:
-        for name, run in self._runs.items():
+        for name, run in self.runs.items():
             if (asked := getattr(command, name)) is not None:
                 await run(asked, self._tell)
                 return
@@ -130,7 +124,7 @@ class CommandInbox:
                 )
             )
         self._reports[command.id] = report.model_copy(update={"error": error or report.error})
-        self._wake()
+        self.wake()
 
 
 # --- Evictions: by manifest, by job, by age or everything ---

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -243,6 +243,7 @@ def _is_too_large(error: Exception) -> bool:
     return isinstance(error, BdnError) and error.code == LimitExceededError.code
 
 
+@dataclass(eq=False)
 class Heartbeats:
     """Two loops with shared state: one sends requests that the mirror keeps open, one reports changes soon.
 
@@ -254,38 +255,27 @@ class Heartbeats:
     returns other fields that change: job volumes and training caches.
     """
 
-    def __init__(
-        self,
-        identity: Heartbeat,
-        client: MirrorClient,
-        *,
-        trust: Trust,
-        members: Members,
-        holdings: AgentHoldings,
-        inbox: CommandInbox,
-        news: ChangeSignal,
-        journal: Journal,
-        state: Callable[[], Mapping[str, object]],
-    ) -> None:
-        self._identity = identity
-        self._client = client
-        self._trust = trust
-        self._members = members
-        self._holdings = holdings
-        self._inbox = inbox
-        self._news = news
-        news.beat = self.beat
-        self._journal = journal
-        self._state = state
-        self._told = HoldingsTold()
-        self._telling = asyncio.Lock()
-        self._most_bytes = _MOST_BYTES
-        self._asked = 0
-        self._believed = 0  # number of the heartbeat whose answer gave the current keys
-        self._is_down = False
+    identity: Heartbeat
+    client: MirrorClient
+    trust: Trust
+    members: Members
+    holdings: AgentHoldings
+    inbox: CommandInbox
+    news: ChangeSignal
+    journal: Journal
+    state: Callable[[], Mapping[str, object]]
+    _told: HoldingsTold = field(default_factory=HoldingsTold)
+    _telling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _most_bytes: int = _MOST_BYTES
+    _asked: int = 0
+    _believed: int = 0  # number of the heartbeat whose answer gave the current keys
+    _is_down: bool = False
+
+    def __post_init__(self) -> None:
+        self.news.beat = self.beat
 
     def start(self, background: BackgroundTasks) -> None:
-        self._news.wake()  # the first answer gives the digest of the holdings that the mirror has
+        self.news.wake()  # the first answer gives the digest of the holdings that the mirror has
         background.start(self._listen(), "heartbeat")
         background.start(self._tell(), "heartbeat: news")
 
@@ -299,59 +289,59 @@ class Heartbeats:
         with suppress(BdnError, TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
                 last, _ = await self._heartbeat(0)
-                await self._client.heartbeat(last.model_copy(update={"leaving": True}))
+                await self.client.heartbeat(last.model_copy(update={"leaving": True}))
 
     async def _beat(self, wait_seconds: float) -> tuple[HeartbeatReply, bool]:
         """The answer, and whether its epoch differs from the heartbeat's, even if another answer already gave it."""
-        asked = self._members.ask()
+        asked = self.members.ask()
         self._asked += 1
         number = self._asked
         heartbeat, telling = await self._heartbeat(wait_seconds)
         try:
-            reply = await self._client.heartbeat(heartbeat)
+            reply = await self.client.heartbeat(heartbeat)
         except BdnError as error:
             if _is_too_large(error):  # this mirror accepts less than the default at once
                 self._most_bytes = max(1, self._most_bytes // 2)
             raise
         is_overtaken = bool(wait_seconds) and self._telling.locked()  # the other answer has the newer digest
         if not is_overtaken and self._told.heard(telling, number, reply.holdings_digest):
-            self._news.wake()
-        self._inbox.delivered(heartbeat.reports)
+            self.news.wake()
+        self.inbox.delivered(heartbeat.reports)
         await self._believe(reply, asked, number)
         if heartbeat.events:
-            await in_thread(self._journal.mark_reported, heartbeat.events)
+            await in_thread(self.journal.mark_reported, heartbeat.events)
         for command in reply.pending:
-            self._inbox.accept(command)
+            self.inbox.accept(command)
         return reply, reply.epoch != heartbeat.epoch
 
     async def _heartbeat(self, wait_seconds: float) -> tuple[Heartbeat, _Telling | None]:
         # Reports before holdings: a mirror that gets an eviction's final report gets holdings without its victims.
-        reports = fitting(self._inbox.reports(only_running=bool(wait_seconds)), self._most_bytes)
-        version, telling = self._news.version, None
+        reports = fitting(self.inbox.reports(only_running=bool(wait_seconds)), self._most_bytes)
+        version, telling = self.news.version, None
         if version != self._told.version and not wait_seconds:
-            held = await self._holdings.all()
+            held = await self.holdings.all()
             telling = await in_thread(self._told.next, held, version, self._most_bytes)
-        events = [] if wait_seconds else await in_thread(self._journal.unreported)
+        events = [] if wait_seconds else await in_thread(self.journal.unreported)
         state: dict[str, object] = {
-            "tiers": await self._holdings.tiers(),
+            "tiers": await self.holdings.tiers(),
             "reports": reports,
             # Not with a request that stays open: other heartbeats would send them again before it is answered.
             "events": fitting(events, self._most_bytes),
-            "epoch": self._members.current().epoch,
+            "epoch": self.members.current().epoch,
             "wait_seconds": wait_seconds,
             "changes": telling.change if telling else None,
             "state_at": time.monotonic(),  # in one step with the state: of two heartbeats, the later has the later state
-            **self._state(),
+            **self.state(),
         }
-        return self._identity.model_copy(update=state), telling
+        return self.identity.model_copy(update=state), telling
 
     async def _believe(self, reply: HeartbeatReply, asked: int, number: int) -> None:
         try:
             if number >= self._believed:  # of two answers, the one to the later request has the keys
                 self._believed = number
-                await in_thread(self._trust.update, reply.public_keys)
+                await in_thread(self.trust.update, reply.public_keys)
             if reply.members is not None:
-                await in_thread(self._members.take, reply.epoch, reply.members, asked)
+                await in_thread(self.members.take, reply.epoch, reply.members, asked)
         except DiskFailedError as error:
             logger.warning("cannot store the mirror's keys and members for the next start: %s", error)
 
@@ -368,8 +358,8 @@ class Heartbeats:
                 continue
             self._note_success()
             pauses = _pauses()
-            if self._journal.waiting or self._told.version != self._news.version:
-                self._news.wake()
+            if self.journal.waiting or self._told.version != self.news.version:
+                self.news.wake()
             if loop.time() - began < 1.0:  # it repeats a command, members change, or it keeps no request open
                 pause = 1.0 if reply.pending or are_others else reply.interval_seconds
                 await self._pause(pause)
@@ -377,25 +367,25 @@ class Heartbeats:
     async def _tell(self) -> None:
         pauses = _pauses()
         while True:
-            await self._news.wait()
+            await self.news.wait()
             try:
                 await self.beat()
             except Exception as error:  # noqa: BLE001 - stages do not depend on heartbeats
                 self._note_failure(error)
-                self._news.wake()
+                self.news.wake()
                 await asyncio.sleep(_NEWS_PAUSE_SECONDS if _is_too_large(error) else next(pauses))
                 continue
             pauses = _pauses()
-            if self._journal.waiting:  # more than fits into one heartbeat, or recorded meanwhile
-                self._news.wake()
+            if self.journal.waiting:  # more than fits into one heartbeat, or recorded meanwhile
+                self.news.wake()
             await self._pause(_NEWS_PAUSE_SECONDS)  # batch what happens meanwhile
 
     async def _pause(self, seconds: float) -> None:
         """Wait ``seconds``, but only briefly once a rank awaits its command: its report may be the job's last."""
-        if self._news.awaits_command.is_set():
+        if self.news.awaits_command.is_set():
             await asyncio.sleep(_AWAITING_SECONDS)
         else:
-            await happens_within(seconds, self._news.awaits_command)
+            await happens_within(seconds, self.news.awaits_command)
 
     def _note_failure(self, error: Exception) -> None:
         """Log once until heartbeats succeed again; a bug is logged with its traceback."""

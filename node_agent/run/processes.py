@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from bdn.core.errors import DiskFailedError
 from bdn.disk.durable import disk_errors
@@ -29,25 +29,6 @@ _ENGINE_SECONDS: Final = 60.0
 _REMOVE_SECONDS: Final = 10.0
 _ASK_SECONDS: Final = 2.0  # between two questions to an engine, each of which starts a program
 KILLED: Final = 128 + signal.SIGKILL
-
-
-class ContainerProcess(Protocol):
-    def is_alive(self) -> bool: ...
-
-    def signal(self, number: signal.Signals) -> None:
-        """To process 1 of the container, if there is one."""
-
-    def exit_code(self) -> int:
-        """Of a container that ended and whose ``start.sh`` left no exit code."""
-
-    def remove(self) -> None:
-        """End what is left of the container. Idempotent."""
-
-
-def container_of(directory: RunDirectory, record: RunRecord) -> ContainerProcess:
-    if record.launcher == "bwrap":
-        return Sandbox(directory)
-    return EngineContainer(directory, record.launcher, container_name(record))
 
 
 def container_name(record: RunRecord) -> str:
@@ -108,6 +89,7 @@ class Sandbox:
         return _process(self.directory) is not None
 
     def signal(self, number: signal.Signals) -> None:
+        """To process 1 of the container, if there is one."""
         if (pid := _process(self.directory)) is None:
             return
         child = self._child(pid)
@@ -118,9 +100,11 @@ class Sandbox:
                 os.killpg(pid, number)
 
     def exit_code(self) -> int:
+        """Of a container that ended and whose ``start.sh`` left no exit code."""
         return KILLED
 
     def remove(self) -> None:
+        """End what is left of the container. Idempotent."""
         until = time.monotonic() + _REMOVE_SECONDS
         while self.is_alive() and time.monotonic() < until:  # its mounts go with its last process
             self.signal(signal.SIGKILL)
@@ -181,3 +165,12 @@ class EngineContainer:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
+
+
+ContainerProcess = Sandbox | EngineContainer
+
+
+def container_of(directory: RunDirectory, record: RunRecord) -> ContainerProcess:
+    if record.launcher == "bwrap":
+        return Sandbox(directory)
+    return EngineContainer(directory, record.launcher, container_name(record))

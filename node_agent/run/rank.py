@@ -8,7 +8,7 @@ import threading
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from json import dumps
 from math import inf
@@ -23,6 +23,7 @@ from bdn.disk.durable import disk_errors, remove_tree
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.wire.job_schema import JobVolumeRequest, SyncStatus
+from bdn.wire.progress import total_of
 from bdn.wire.run_schema import NodeCapacity, RunReport, RunSpec
 from bdn.wire.shapes import body_of
 from node_agent.background_tasks import in_thread
@@ -66,44 +67,40 @@ class NodeServices:
         return await self.client.run_spec(run, rank, node=self.node, boot_id=boot_id(), volume_id=volume)
 
 
+@dataclass(eq=False)
 class Rank:
     """Its task is ``live``. After a kill of the agent, another ``Rank`` continues from the directory.
 
     ``free_gpus`` returns the indices of GPUs for this rank; ``on_state`` is called when its state has changed.
     """
 
-    def __init__(
-        self,
-        run: str,
-        rank: int,
-        directory: RunDirectory,
-        *,
-        services: NodeServices,
-        free_gpus: Callable[[int], list[int]],
-        on_state: Callable[[], None],
-    ) -> None:
-        self.run = run
-        self.rank = rank
-        self.directory = directory
+    run: str
+    rank: int
+    directory: RunDirectory
+    services: NodeServices
+    free_gpus: Callable[[int], list[int]]
+    on_state: Callable[[], None]
+    gpus: list[int] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _stage: NodeStage | None = None
+    _volume: Volume | None = None
+    _error: BdnError | None = None
+    _obstacle: BdnError | None = None  # to staging, for now
+    _exit_code: int | None = None
+    _may_go: bool = False
+    _is_unknown: bool = False
+    _is_ended: bool = False  # the container
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _stop_unpacking: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        is_going, is_ready = self.directory.is_going, self.directory.is_ready
         # Also of an adopted rank: the mirror must not see it go back.
-        self.state: RankState = "RUNNING" if directory.is_going else "STAGED" if directory.is_ready else "STAGING"
-        self.gpus: list[int] = []
-        self.changed = asyncio.Event()
-        self._services = services
-        self._free_gpus = free_gpus
-        self._on_state = on_state
+        self.state: RankState = "RUNNING" if is_going else "STAGED" if is_ready else "STAGING"
         self._outages = OutageRetry(self._wait_for, _POLICY)
-        self._output = OutputSender(directory, lambda output: services.client.record_run_output(run, rank, output))
-        self._stage: NodeStage | None = None
-        self._volume: Volume | None = None
-        self._error: BdnError | None = None
-        self._obstacle: BdnError | None = None  # to staging, for now
-        self._exit_code: int | None = None
-        self._may_go = False
-        self._is_unknown = False
-        self._is_ended = False  # the container
-        self._stop = asyncio.Event()
-        self._stop_unpacking = threading.Event()
+        self._output = OutputSender(
+            self.directory, partial(self.services.client.record_run_output, self.run, self.rank)
+        )
 
     @property
     def name(self) -> str:
@@ -125,16 +122,14 @@ class Rank:
 
     def report(self) -> RunReport:
         stage, volume, error = self._stage, self._volume, self._error or self._obstacle
-        document = None if stage is None else self._services.stages.document(stage)
+        document = None if stage is None else self.services.stages.document(stage)
         mounts = [] if document is None else document.mounts
-        totals = [mount.bytes_total for mount in mounts]
-        known = [total for total in totals if total is not None]
         return RunReport(
             run=self.run,
             rank=self.rank,
             state=self.state,
             bytes_done=sum(mount.bytes_done for mount in mounts),
-            bytes_total=sum(known) if document is not None and len(known) == len(totals) else None,
+            bytes_total=None if document is None else total_of([mount.bytes_total for mount in mounts]),
             eta_seconds=None if document is None else document.eta_seconds,
             exit_code=self._exit_code,
             error=None if error is None else body_of(error),
@@ -145,7 +140,7 @@ class Rank:
 
     def _enter(self, state: RankState) -> None:
         self.state = state
-        self._on_state()
+        self.on_state()
         logger.info("rank %s", state, extra={"run": self.run, "rank": self.rank})
         self._notify()
 
@@ -208,19 +203,19 @@ class Rank:
     async def _reserved(self) -> tuple[RunRecord, RunSpec]:
         """Fetch the rank's spec, and create its run directory and job volume."""
         try:
-            spec = await self._services.run_spec(self.run, self.rank)
+            spec = await self.services.run_spec(self.run, self.rank)
         except BdnError as error:
             self._is_unknown = error.code == NotFoundError.code
             raise
-        capacity = self._services.capacity
+        capacity = self.services.capacity
         self.gpus = []
-        self.gpus = self._free_gpus(spec.gpus)
+        self.gpus = self.free_gpus(spec.gpus)
         record = RunRecord(run=self.run, rank=self.rank, boot=boot_id(), launcher=capacity.launcher, gpus=self.gpus)
-        await in_thread(self.directory.make, record, spec, _notes(spec, capacity), self._services.trash)
+        await in_thread(self.directory.make, record, spec, _notes(spec, capacity), self.services.trash)
         checkpoint_bytes = spec.checkpoint_bytes
         if spec.push_grant is not None and checkpoint_bytes is None:
-            checkpoint_bytes = await in_thread(self._services.volumes.space.default_checkpoint_bytes)
-        self._volume = await self._services.volumes.create(
+            checkpoint_bytes = await in_thread(self.services.volumes.space.default_checkpoint_bytes)
+        self._volume = await self.services.volumes.create(
             JobVolumeRequest(
                 run_id=self.run,
                 rank=self.rank,
@@ -235,14 +230,14 @@ class Rank:
     async def _staged(self, spec: RunSpec) -> None:
         """Every byte of the weights, before the container exists. A stage that failed begins anew."""
         if spec.read_grant is not None:
-            self._stage = await self._services.stages.start(self.run, spec.read_grant)
-            await self._services.stages.finish(self._stage.record.id)
+            self._stage = await self.services.stages.start(self.run, spec.read_grant)
+            await self.services.stages.finish(self._stage.record.id)
 
     def _filled(self, spec: RunSpec, record: RunRecord) -> Container:
         """Make the folders of scratch and unpack the archive. Blocking."""
         volume, stage = self._volume, self._stage
         assert volume is not None  # noqa: S101 - reserved before
-        scratch, capacity = volume.scratch.place.resolve(), self._services.capacity
+        scratch, capacity = volume.scratch.place.resolve(), self.services.capacity
         with disk_errors(scratch):
             for name, mode in _FOLDERS.items():
                 remove_tree(scratch / name)  # of an earlier attempt
@@ -250,7 +245,7 @@ class Rank:
                 (scratch / name).chmod(mode)
         shown: dict[str, Path] = {}
         if stage is not None:
-            path_of = self._services.stages.path_of
+            path_of = self.services.stages.path_of
             shown = {one.mount_location: path_of(stage.record, one).resolve() for one in stage.record.mounts}
         if spec.archive is not None:
             archive = next(path for path in sorted(shown.pop(spec.archive).rglob("*")) if path.is_file())
@@ -383,7 +378,7 @@ class Rank:
         """Remove the container, drain and remove the job volume, release the stage."""
         await self._repeat(self._remove_container)
         self.gpus = []  # for other ranks, while checkpoints are pushed
-        volumes = self._services.volumes
+        volumes = self.services.volumes
         for volume in self._volumes():
             self._volume = volume  # also one that a stop interrupted: it was created to the end
             await self._repeat(partial(volumes.end, volume))
@@ -391,13 +386,13 @@ class Rank:
                 await volumes.wait(volume, _DRAIN_SECONDS)
                 self._notify()
         for stage in self._stages():
-            await self._repeat(partial(self._services.stages.release, stage.record.id))
+            await self._repeat(partial(self.services.stages.release, stage.record.id))
 
     def _volumes(self) -> list[Volume]:
-        return [one for one in self._services.volumes.all() if one.key == (self.run, self.rank)]
+        return [one for one in self.services.volumes.all() if one.key == (self.run, self.rank)]
 
     def _stages(self) -> list[NodeStage]:
-        found = self._services.stages.registry.all()
+        found = self.services.stages.registry.all()
         return [one for one in found if one.record.job_id == self.run and one.record.state != "RELEASED"]
 
     async def _remove_container(self) -> None:

@@ -14,9 +14,9 @@ from bdn.core.manifest import PageEntry, read_page
 from bdn.mirror.api.v1 import UNSUPPORTED
 from bdn.mirror.db.secrets import new_key
 from bdn.wire.cache_schema import pack
-from tests.support.mirror.fake_training import FakeTraining, node, with_training
 from tests.support.mirror.job import Job
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
+from tests.support.mirror.training_jobs import CPUS, JobAgent, add_ended_job, gpus
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 JOB = "j000000001"
@@ -30,7 +30,6 @@ TREES = {
 @dataclass
 class World:
     mirror: MirrorUnderTest
-    training: FakeTraining
     organisation: Job
     research: Job
     vision: Job
@@ -61,7 +60,7 @@ async def world(database_options: dict[str, Any], tmp_path: Path) -> AsyncIterat
             token = (await mirror.http.post("/tokens", json=body)).json()["token"]
             jobs.append(Job(mirror, token))
             await stack.enter_async_context(jobs[-1].plane)
-        yield World(mirror, with_training(mirror), *jobs)
+        yield World(mirror, *jobs)
 
 
 async def teams_of(user: Job) -> dict[str, Json]:
@@ -122,8 +121,9 @@ async def test_a_name_of_a_project__is_printable(world: World, name: str | None)
 
 async def test_a_project__shows_its_newest_job_and_is_as_new(world: World) -> None:
     project = await world.project(world.research)
-    world.training.add(project, "j000000000", created_at="2099-01-01T00:00:00Z", updated_at="2099-01-02T00:00:00Z")
-    world.training.add(project, JOB, created_at="2099-01-03T00:00:00Z", updated_at="2099-01-04T00:00:00Z")
+    newest = datetime(2099, 1, 4, tzinfo=UTC).timestamp()
+    for number, (job, at) in enumerate((("j000000000", newest - 1), (JOB, newest)), start=1):
+        await add_ended_job(world.mirror, project["id"], job, number=number, updated_at=at)
     (shown,) = (await world.research.ask("GET", "/v1/training_projects")).json()["training_projects"]
     assert (shown["latest_job"]["id"], shown["updated_at"]) == (JOB, "2099-01-04T00:00:00Z")
     assert (await world.project(world.research))["latest_job"]["id"] == JOB
@@ -175,7 +175,7 @@ async def test_secrets__are_the_organisations_and_never_shown(world: World) -> N
 async def pushed(world: World) -> Json:
     """A project whose job pushed two checkpoints of two ranks."""
     project = await world.project(world.research)
-    world.training.add(project, JOB, node_count=2)
+    await add_ended_job(world.mirror, project["id"], JOB, request={"compute": {"node_count": 2}})
     for (name, rank), tree in TREES.items():
         uri = f"bt://{project['id']}@{JOB}/{name}" + (f"#rank-{rank}" if rank else "")
         await world.research.push(tree, uri, checkpoint_type="lora" if rank else "full", base_model="org/base")
@@ -250,7 +250,7 @@ async def test_addresses__begin_with_the_public_url(tmp_path: Path) -> None:
     async with mirror_under_test(tmp_path / "mirror", serve=True, public_url="https://bdn.example/at/") as mirror:
         job = Job(mirror)
         async with job.plane:
-            world = World(mirror, with_training(mirror), job, job, job)
+            world = World(mirror, job, job, job)
             project = await pushed(world)
             answer = await job.ask("GET", f"/v1/training_projects/{project['id']}/jobs/{JOB}/checkpoint_files")
     assert {one["url"].split("b3:")[0] for one in answer.json()["presigned_urls"]} == {"https://bdn.example/at/files/"}
@@ -295,12 +295,11 @@ async def test_metrics__have_the_scratch_of_each_node_until_its_rank_ends(world:
     at = 1_735_689_600_000
     used: Json = {"node": "n", "scratch_bytes": 250, "scratch_limit_bytes": 1000, "reported_at": at / 1000}
     ranks: list[Json] = [
-        {"rank": 0, "state": "RUNNING", **used},
-        {"rank": 1, "state": "ENDED", **used},
-        {"rank": 2, "state": "STAGED", "node": "n"},
+        {"state": "RUNNING", **used},
+        {"state": "ENDED", **used},
+        {"state": "STAGED", "node": "n"},
     ]
-    own = {"mirror_id": None, "cluster": "c", "waiting_for": None, "stopping": False, "slowest_rank": None}
-    world.training.add(project, JOB, node_count=4, bdn={**own, "ranks": ranks})
+    await add_ended_job(world.mirror, project["id"], JOB, request={"compute": {"node_count": 4}}, ranks=ranks)
     path = f"/v1/training_projects/{project['id']}/jobs/{JOB}/metrics"
     for window, times in (
         ({}, [at, at]),
@@ -374,7 +373,8 @@ async def test_listed_instances__are_what_live_agents_have(world: World) -> None
     query = "{ listed_instances { id gpu_type gpu_count node_count millicpu_limit memory_limit } }"
     (only,) = (await world.graphql(world.research, query))["data"]["listed_instances"]
     assert (only["id"], only["gpu_type"], only["gpu_count"], only["node_count"]) == ("CPU:1", None, 0, 1)
-    world.training.nodes += [node("H200", 8, cpus=64, gib=512), node(cpus=4)]
+    for node, capacity in (("a", gpus(8) | {"cpus": 64, "memory_bytes": 512 * 1024**3}), ("b", CPUS)):
+        await JobAgent(world.mirror, node, capacity).beat()
     found = (await world.graphql(world.research, query))["data"]["listed_instances"]
     assert [(one["id"], one["millicpu_limit"], one["memory_limit"]) for one in found] == [
         ("CPU:64", 64_000, 512 * 1024),

@@ -75,4 +75,4 @@ async def test_a_job__is_its_teams_its_organisations_and_its_clusters(upstreams:
         assert refusal(await ask(there, "GET", f"/runs/{job}/0", params=where)) == (404, "NOT_FOUND")
         lines = {"seq": 0, "lines": [[1, "x"]]}
         assert refusal(await ask(there, "POST", f"/runs/{job}/0/logs", json=lines)) == (404, "NOT_FOUND")
-        assert (await ask(here, "POST", f"/runs/{job}/0/logs", json=lines)).status_code == 200
+        assert (await ask(here, "POST", f"/runs/{job}/0/logs", json=lines)).status_code == 204

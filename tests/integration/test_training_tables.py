@@ -1,14 +1,15 @@
 """The statements about training jobs and their logs, on both databases."""
 
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from bdn.mirror.db import projects, training
 from bdn.mirror.db.database import Database
-from bdn.mirror.db.tables import TrainingJobRow, TrainingLogRow
+from bdn.mirror.db.tables import TrainingLogRow
 from bdn.mirror.db.training import DROPPED, OWN, Newest
+from tests.support.mirror.training_jobs import job_row
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -23,27 +24,9 @@ async def database(database_url: str) -> AsyncIterator[Database]:
         project = await projects.project(session, "default", "Default", "llama", NOW)
         for number, status in enumerate(("CREATED", "STOPPED"), start=1):
             name = JOB if number == 1 else f"ended{'0' * 5}"
-            await training.insert_job(session, row(name, project.id, number, status))
+            await training.insert_job(session, job_row(name, project.id, number, status, NOW))
     yield database
     await database.close()
-
-
-def row(job: str, project: str, number: int, status: str) -> TrainingJobRow:
-    given: dict[str, Any] = dict.fromkeys(("requester_team", "ending_at", "failure", "waiting_for", "mirror_id"))
-    given |= dict.fromkeys(("cluster", "claimed_by", "claim_expires_at"))
-    given |= dict.fromkeys(("since", "created_at", "updated_at"), NOW) | {"extras": [], "ranks": [], "request": {}}
-    return TrainingJobRow(
-        id=job,
-        organisation="default",
-        project=project,
-        number=number,
-        name=f"job-{number}",
-        status=status,
-        is_stopping=False,
-        priority=0,
-        availability_model="dedicated",
-        **given,
-    )
 
 
 async def kept(database: Database, *, is_ascending: bool = True) -> list[tuple[int, int, list[str]]]:

@@ -7,15 +7,15 @@ import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from bdn.mirror.db.secrets import new_key
 from bdn.wire.cache_schema import FileSummary, pack
-from tests.support.mirror.fake_training import FakeTraining, node, with_training
 from tests.support.mirror.job import Job
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test
+from tests.support.mirror.training_jobs import JobAgent, add_ended_job, gpus
 from tests.support.network.service import listening
 from tests.support.services.commands import Finished, Shell
 
@@ -44,7 +44,6 @@ class User:
     """Has a project of a name with spaces, a job in it with a checkpoint, and truss in PATH."""
 
     mirror: MirrorUnderTest
-    training: FakeTraining
     shell: Shell
     url: str
     project: Json
@@ -58,12 +57,10 @@ class User:
 async def user(tmp_path: Path) -> AsyncIterator[User]:
     guarded: Json = {"auth": "token", "token": TOKEN, "bearer": TOKEN, "secrets_key": new_key()}
     async with mirror_under_test(tmp_path / "mirror", serve=True, **guarded) as mirror:
-        training = with_training(mirror)
-        training.nodes.append(node("H100", 1))
+        await JobAgent(mirror, "a", gpus(1, "H100")).beat()
         made = await mirror.http.post("/v1/training_projects", json={"training_project": {"name": "my tune"}})
         project = made.json()["training_project"]
-        training.add(project, JOB)
-        searched(mirror, training)
+        await add_ended_job(mirror, project["id"], JOB)
         job = Job(mirror, TOKEN)
         async with job.plane, listening(mirror.service.api) as url:
             await job.push({"x.bin": b"x"}, f"bt://{project['id']}@{JOB}/checkpoint-24", checkpoint_type="full")
@@ -74,18 +71,7 @@ async def user(tmp_path: Path) -> AsyncIterator[User]:
                 "TRUSS_NO_UPDATE_CHECK": "1",
                 "COLUMNS": "200",
             }
-            yield User(mirror, training, Shell(tmp_path, environment, is_forked=True), url, project)
-
-
-def searched(mirror: MirrorUnderTest, training: FakeTraining) -> None:
-    """truss looks a job up before it reads its checkpoints."""
-    api: Any = mirror.service.api
-
-    async def search() -> Json:
-        return {"training_jobs": [one.model_dump(mode="json") for one in training.jobs]}
-
-    api.post("/v1/training_jobs/search")(search)
-    api.router.routes.insert(0, api.router.routes.pop())  # before any other of this path
+            yield User(mirror, Shell(tmp_path, environment, is_forked=True), url, project)
 
 
 async def test_the_cache_of_a_project__is_summarized_also_with_a_no_proxy(user: User) -> None:

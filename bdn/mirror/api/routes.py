@@ -47,6 +47,7 @@ from bdn.mirror.api.v1 import v1_router
 from bdn.mirror.db import manifests
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.events import Events, Wanted
+from bdn.mirror.db.tables import SecretRow
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.pushes import Pushes
@@ -562,14 +563,10 @@ async def list_secrets(secrets: _Secrets, caller: Controller) -> Items[SecretEnt
 
 @secrets_router.put("/secrets/{name}", summary="Create a secret, or change its value")
 async def put_secret(secrets: _Secrets, name: SecretName, body: SecretBody, caller: Controller) -> SecretEntry:
-    organisation = caller.organisation
     body.check()
-    await secrets.table.set(organisation, name, body.value)
-    logger.info("secret set", extra={"secret": name, "organisation": organisation})
-    entry = next((entry for entry in (await _entries(secrets, organisation)).items if entry.name == name), None)
-    if entry is None:  # another caller removed it at this moment
-        raise NotFoundError(f"secret {name!r}")
-    return entry
+    row = await secrets.table.set(caller.organisation, name, body.value)
+    logger.info("secret set", extra={"secret": name, "organisation": caller.organisation})
+    return await _entry(secrets, row)
 
 
 @secrets_router.post("/secrets/rotate", summary="Encrypt secrets with the first key of BDN_SECRETS_KEY")
@@ -591,17 +588,17 @@ async def remove_secret(secrets: _Secrets, name: SecretName, caller: Controller)
 
 
 async def _entries(secrets: Secrets, organisation: str) -> Items[SecretEntry]:
-    items = [
-        SecretEntry(
-            name=row.name,
-            created_at=moment(row.created_at),
-            updated_at=moment(row.updated_at),
-            sealed_with=secrets.table.keyring.sealed_with(row.ciphertext),
-            outranked=await secrets.is_outranked(row.name, organisation),
-        )
-        for row in await secrets.table.rows(organisation)
-    ]
-    return Items[SecretEntry](items=items)
+    return Items[SecretEntry](items=[await _entry(secrets, row) for row in await secrets.table.rows(organisation)])
+
+
+async def _entry(secrets: Secrets, row: SecretRow) -> SecretEntry:
+    return SecretEntry(
+        name=row.name,
+        created_at=moment(row.created_at),
+        updated_at=moment(row.updated_at),
+        sealed_with=secrets.table.keyring.sealed_with(row.ciphertext),
+        outranked=await secrets.is_outranked(row.name, row.organisation),
+    )
 
 
 @tokens_router.post("/tokens", status_code=201, summary="Create a token; its value is shown only once")

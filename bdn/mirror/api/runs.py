@@ -7,7 +7,7 @@ from fastapi import Path, Query, Response
 from bdn.mirror.api.callers import TEXT, Agent
 from bdn.mirror.training.runs import JobRuns
 from bdn.net.api_server import new_router, provided
-from bdn.wire.run_schema import RunOutput, RunOutputReply, RunSpec
+from bdn.wire.run_schema import RunOutput, RunSpec
 
 _Runs = Annotated[JobRuns, provided(JobRuns)]
 _RunId = Annotated[str, Path(pattern=r"^[a-z0-9]{10}$")]
@@ -33,7 +33,6 @@ async def run_spec(
     return await runs.spec(run, rank, cluster=caller.cluster, node=node, boot_id=boot_id, volume=volume_id)
 
 
-@runs_router.post("/runs/{run}/{rank}/logs", summary="Agents only: store lines of a rank's output")
-async def add_output(runs: _Runs, run: _RunId, rank: _Rank, body: RunOutput, caller: Agent) -> RunOutputReply:
+@runs_router.post("/runs/{run}/{rank}/logs", status_code=204, summary="Agents only: store lines of a rank's output")
+async def add_output(runs: _Runs, run: _RunId, rank: _Rank, body: RunOutput, caller: Agent) -> None:
     await runs.append(run, rank, caller.cluster, body)
-    return RunOutputReply(seq=body.seq)

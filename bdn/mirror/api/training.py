@@ -8,9 +8,7 @@ from bdn.mirror.api.callers import TeamController
 from bdn.mirror.training.jobs import TrainingJobs
 from bdn.net.api_server import new_router, provided
 from bdn.wire.training_schema import (
-    LINES_AT_ONCE,
     DeletedJob,
-    LogDirection,
     LogPage,
     LogQuery,
     ProjectJobAnswer,
@@ -24,7 +22,6 @@ from bdn.wire.training_schema import (
 
 _Jobs = Annotated[TrainingJobs, provided(TrainingJobs)]
 _Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-_Millis = Annotated[int | None, Query(ge=0, lt=2**53)]
 
 _JOB: Final = "/v1/training_projects/{project_id}/jobs/{job_id}"
 
@@ -82,22 +79,6 @@ async def search_log(jobs: _Jobs, project_id: _Id, job_id: _Id, body: LogQuery, 
 
 @training_router.get(f"{_JOB}/logs", summary="The same, by a query")
 async def read_log(
-    *,
-    jobs: _Jobs,
-    project_id: _Id,
-    job_id: _Id,
-    caller: TeamController,
-    start_epoch_millis: _Millis = None,
-    end_epoch_millis: _Millis = None,
-    direction: LogDirection | None = None,
-    limit: Annotated[int | None, Query(ge=1, le=LINES_AT_ONCE)] = None,
-    min_level: Annotated[str | None, Query(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")] = None,
+    jobs: _Jobs, project_id: _Id, job_id: _Id, query: Annotated[LogQuery, Query()], caller: TeamController
 ) -> LogPage:
-    query = LogQuery(
-        start_epoch_millis=start_epoch_millis,
-        end_epoch_millis=end_epoch_millis,
-        direction=direction,
-        limit=limit,
-        min_level=min_level,
-    )
     return await jobs.log(caller, project_id, job_id, query)

@@ -4,10 +4,10 @@ They answer unmodified clients of Baseten. Every success is 200: the Python clie
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final, NoReturn, Protocol
+from typing import Annotated, Final, NoReturn
 
 from blake3 import blake3
 from fastapi import Path, Query, Request, Response
@@ -22,14 +22,14 @@ from bdn.mirror.jobs.archives import Archives
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.serving.served_files import ServedFiles
+from bdn.mirror.training.jobs import TrainingJobs
 from bdn.mirror.upstream.sign_ins import Secrets
 from bdn.net.api_server import new_router, provided
 from bdn.wire.access_schema import DEFAULT_TEAM, SecretBody
 from bdn.wire.cache_schema import CacheSummaryDocument
-from bdn.wire.push_schema import Checkpoint, Project
-from bdn.wire.run_schema import NodeCapacity
+from bdn.wire.push_schema import Checkpoint
 from bdn.wire.shapes import moment
-from bdn.wire.training_schema import RankDocument, TrainingJob, TrainingProject
+from bdn.wire.training_schema import RankDocument
 from bdn.wire.v1_schema import (
     ArchiveAnswer,
     AuthCodesAnswer,
@@ -60,24 +60,11 @@ logger = logging.getLogger(__name__)
 FILES_AT_ONCE: Final = 1000
 
 
-class Training(Protocol):
-    """What these routes need to know of jobs and nodes."""
-
-    async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:
-        """Raises ``NotFoundError`` for missing jobs and jobs of other teams alike."""
-
-    async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
-        """The newest job of each of these projects of the caller that has one."""
-
-    async def capacities(self) -> Sequence[NodeCapacity]:
-        """What live agents that run jobs have, busy or not."""
-
-
 @dataclass(frozen=True)
 class ClientApi:
     """The services behind these routes. ``public_url`` begins signed addresses; None: the request's own address."""
 
-    training: Training
+    training: TrainingJobs
     projects: Projects
     archives: Archives
     caches: TrainingCaches
@@ -94,32 +81,23 @@ class ClientApi:
                 return one.name
         raise NotFoundError(f"team {team_id!r}")
 
-    async def shown(self, caller: Caller, projects: Sequence[Project]) -> list[TrainingProject]:
-        latest = await self.training.latest_jobs(caller, [one.id for one in projects])
-        return [_training_project(one, latest.get(one.id)) for one in projects]
-
     async def made(self, caller: Caller, team: str | None, name: str) -> TrainingProjectAnswer:
         """The project of this name, of the team, else of the caller's team, else of the team Default."""
         team = team or caller.team or DEFAULT_TEAM
         if caller.team not in (None, team):
             raise NotFoundError(f"team {team!r}")
         made = await self.projects.make_project(caller.organisation, team, name)
-        (shown,) = await self.shown(caller, [made])
-        return TrainingProjectAnswer(training_project=shown)
+        return TrainingProjectAnswer(training_project=await self.training.project(caller, made.id))
 
     async def named_secrets(self, caller: Caller, team: str) -> NamedSecrets:
         rows = await self.secrets.table.rows(caller.organisation)
         return NamedSecrets(secrets=[_secret(row, team) for row in rows])
 
     async def set_secret(self, caller: Caller, team: str, body: SecretUpsert) -> NamedSecret:
-        given = SecretBody(value=body.value)
-        given.check()
-        await self.secrets.table.set(caller.organisation, body.name, given.value)
+        SecretBody(value=body.value).check()
+        row = await self.secrets.table.set(caller.organisation, body.name, body.value)
         logger.info("secret set", extra={"secret": body.name, "organisation": caller.organisation})
-        for row in await self.secrets.table.rows(caller.organisation):
-            if row.name == body.name:
-                return _secret(row, team)
-        raise NotFoundError(f"secret {body.name!r}")  # another caller removed it at this moment
+        return _secret(row, team)
 
     async def remove_secret(self, caller: Caller, name: str) -> DeletedSecret:
         await self.secrets.table.remove(caller.organisation, name)
@@ -175,27 +153,24 @@ async def make_training_project_of_team(
 
 @v1_router.get("/v1/training_projects", summary="Projects, newest first")
 async def list_training_projects(api: _Api, caller: TeamController) -> TrainingProjectsAnswer:
-    found = await api.projects.projects(caller.organisation, caller.team)
-    return TrainingProjectsAnswer(training_projects=await api.shown(caller, found[::-1]))
+    return TrainingProjectsAnswer(training_projects=await api.training.list_projects(caller))
 
 
 @v1_router.get("/v1/training_projects/{project_id}", summary="A project")
 async def get_training_project(api: _Api, project_id: _Id, caller: TeamController) -> TrainingProjectAnswer:
-    found = await api.projects.project(caller.organisation, caller.team, project_id)
-    (shown,) = await api.shown(caller, [found])
-    return TrainingProjectAnswer(training_project=shown)
+    return TrainingProjectAnswer(training_project=await api.training.project(caller, project_id))
 
 
 @v1_router.delete("/v1/training_projects/{project_id}", summary="Delete a project for ever")
 async def remove_training_project(api: _Api, project_id: _Id, caller: TeamController) -> DeletedProject:
-    found = await api.projects.project(caller.organisation, caller.team, project_id)  # and not one of this name
+    found = await api.training.project(caller, project_id)  # and not one of this name
     await api.projects.remove_project(caller.organisation, caller.team, found.id)
     return DeletedProject(id=found.id)
 
 
 @v1_router.get("/v1/training_projects/{project_id}/cache/summary", summary="The last summary of a project's cache")
 async def training_cache_summary(api: _Api, project_id: _Id, caller: TeamController) -> CacheSummaryDocument:
-    found = await api.projects.project(caller.organisation, caller.team, project_id)
+    found = await api.training.project(caller, project_id)
     return await api.caches.summary(caller.organisation, caller.team, found.id)
 
 
@@ -267,15 +242,8 @@ async def query_metrics(
 
 @v1_router.get(f"{_JOB}/metrics", summary="A job's metrics of storage")
 async def get_metrics(
-    *,
-    api: _Api,
-    project_id: _Id,
-    job_id: _Id,
-    caller: TeamController,
-    start_epoch_millis: _Offset | None = None,
-    end_epoch_millis: _Offset | None = None,
+    api: _Api, project_id: _Id, job_id: _Id, window: Annotated[MetricsQuery, Query()], caller: TeamController
 ) -> JobMetrics:
-    window = MetricsQuery(start_epoch_millis=start_epoch_millis, end_epoch_millis=end_epoch_millis)
     return await api.metrics(caller, project_id, job_id, window)
 
 
@@ -371,17 +339,6 @@ for _path, (_methods, _why) in UNSUPPORTED.items():
 # --- documents ---
 
 
-def _training_project(project: Project, latest: TrainingJob | None) -> TrainingProject:
-    return TrainingProject(
-        id=project.id,
-        name=project.name,
-        created_at=project.created_at,
-        updated_at=max(project.created_at, latest.updated_at) if latest else project.created_at,
-        team_name=project.team,
-        latest_job=latest,
-    )
-
-
 def _secret(row: SecretRow, team: str) -> NamedSecret:
     named = blake3(f"{row.organisation}\0{row.name}".encode()).hexdigest()[:10]
     return NamedSecret(id=named, created_at=moment(row.created_at), name=row.name, team_name=team)
@@ -392,12 +349,7 @@ def _job_checkpoint(ranks: Sequence[Checkpoint]) -> JobCheckpoint:
     first = min(ranks, key=lambda one: one.rank)
     is_syncing = any(one.sync_status == "SYNCING" for one in ranks)
     return JobCheckpoint(
-        id=first.id,
-        checkpoint_id=first.checkpoint_id,
-        created_at=first.created_at,
-        checkpoint_type=first.checkpoint_type,
-        base_model=first.base_model,
-        lora_adapter_config=first.lora_adapter_config,
+        **first.model_dump(exclude={"size_bytes", "sync_status"}),
         size_bytes=sum(one.size_bytes for one in ranks),
         sync_status="SYNCING" if is_syncing else "COMPLETE",
         training_job_id=first.job,

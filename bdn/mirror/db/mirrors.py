@@ -4,7 +4,7 @@ A manifest belongs to every organisation that mirrored it. An organisation with 
 up*. What is collected when all organisations gave it up is in ``collection``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -322,6 +322,19 @@ async def ready_at(
     is_team = true() if team is None else MirrorRow.team == team
     wanted = and_(is_repository, MirrorSourceRow.resolved_revision == commit, is_team)
     return await _ready(session, organisation, wanted)
+
+
+async def named_beside(
+    session: ReadSession, organisation: str, names: Sequence[str], sources: Collection[tuple[str, int]]
+) -> set[str]:
+    """Those of these manifests that READY sources of the organisation have, beside the given ones."""
+    query = select(MirrorSourceRow.manifest, MirrorSourceRow.mirror_id, MirrorSourceRow.position).where(
+        MirrorSourceRow.organisation == organisation,
+        MirrorSourceRow.manifest.in_(names),
+        MirrorSourceRow.status == "READY",
+    )
+    rows = (await session.execute(query)).all()
+    return {str(manifest) for manifest, mirror_id, position in rows if (mirror_id, position) not in sources}
 
 
 async def revisions(session: ReadSession, organisation: str, repository: str) -> dict[str, str]:

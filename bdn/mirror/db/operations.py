@@ -1,13 +1,13 @@
 """Every statement about operations: what agents and the mirror's store were requested to do, and their answers."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import exists, func, select, update
 
 from bdn.mirror.db.database import ReadSession, WriteSession, batches, changed, tell
-from bdn.mirror.db.tables import MirrorRow, OperationPartRow, OperationRow
+from bdn.mirror.db.tables import Json, MirrorRow, OperationPartRow, OperationRow
 from bdn.mirror.db.waiting import asked_topic
 
 MIRROR: Final = "mirror"  # the node of the mirror's own part, whose cluster is ""
@@ -16,14 +16,26 @@ OPEN: Final = ("PENDING", "RUNNING")
 Who = tuple[str, str]  # the cluster and the node of a part
 
 
-async def insert(session: WriteSession, row: OperationRow, parts: Sequence[OperationPartRow]) -> None:
-    """Record a new operation with its parts, one for each agent or the mirror."""
-    session.add(row)
+async def insert(
+    session: WriteSession,
+    operation_id: str,
+    kind: str,
+    parts: Mapping[Who, str],
+    now: float,
+    *,
+    organisation: str | None,
+    request: Json,
+    command: Json,
+) -> None:
+    """Record a new operation with the states of its parts, one for each agent or the mirror."""
+    about = {"organisation": organisation, "request": request, "command": command}
+    session.add(OperationRow(id=operation_id, kind=kind, status="RUNNING", created_at=now, **about))
     await session.flush()
-    session.add_all(parts)
+    for (cluster, node), state in parts.items():
+        session.add(OperationPartRow(operation=operation_id, cluster=cluster, node=node, state=state, result={}))
     await session.flush()
-    if any(part.node == MIRROR and not part.cluster for part in parts):
-        tell(session, asked_topic(row.kind))
+    if ("", MIRROR) in parts:
+        tell(session, asked_topic(kind))
 
 
 async def get(session: ReadSession, operation_id: str) -> OperationRow | None:

@@ -37,7 +37,7 @@ class SecretTable:
         async with self.database.read() as session:
             return await _rows(session, organisation)
 
-    async def set(self, organisation: str, name: str, value: str) -> None:
+    async def set(self, organisation: str, name: str, value: str) -> SecretRow:
         now = time.time()
         changed = {"ciphertext": self.keyring.seal(organisation, name, value), "updated_at": now}
         async with self.database.write() as session:
@@ -45,6 +45,7 @@ class SecretTable:
                 organisation=organisation, name=name, created_at=now, **changed
             )
             await session.execute(new.on_conflict_do_update(index_elements=["organisation", "name"], set_=changed))
+            return await session.get_one(SecretRow, (organisation, name))
 
     async def remove(self, organisation: str, name: str) -> None:
         found = delete(SecretRow).where(SecretRow.organisation == organisation, SecretRow.name == name)

@@ -17,8 +17,7 @@ from bdn.core.errors import NotFoundError
 from bdn.mirror.db import projects
 from bdn.mirror.db.database import Database
 from bdn.mirror.db.tables import TokenRow
-from bdn.wire.access_schema import NewToken, Role, Token, TokenRequest
-from bdn.wire.shapes import moment
+from bdn.wire.access_schema import NewToken, Token, TokenRequest
 
 _PREFIX: Final = "bdn_"  # can be found by scanners for leaked secrets
 _FORM: Final = re.compile(rf"{_PREFIX}[A-Za-z0-9_-]{{43}}")
@@ -96,14 +95,4 @@ def _digest_of(token: str) -> str:
 
 
 def _view(row: TokenRow) -> Token:
-    return Token(
-        id=row.id,
-        name=row.name,
-        organisation=row.organisation,
-        role=Role(row.role),
-        cluster=row.cluster,
-        team=row.team,
-        created_at=moment(row.created_at),
-        expires_at=None if row.expires_at is None else moment(row.expires_at),
-        revoked_at=None if row.revoked_at is None else moment(row.revoked_at),
-    )
+    return Token.model_validate(row, from_attributes=True)

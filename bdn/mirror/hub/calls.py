@@ -31,6 +31,8 @@ class HubCall:
         Segments are decoded one by one: a revision such as ``refs%2Fpr%2F1`` is one segment.
         """
         segments = [unquote(segment) for segment in path.removeprefix("/").split("/")]
+        if not {"", ".", ".."}.isdisjoint(part for segment in segments for part in segment.split("/")):
+            return None  # at the hub it could be another repository
         if segments[0] == "api":
             return cls._of_api(segments[1:])
         kind = REPO_KINDS.get(segments[0])

@@ -50,6 +50,7 @@ from bdn.wire.shapes import ReportedError, status_of
 
 logger = logging.getLogger(__name__)
 _SHARED_SECONDS: Final = 30.0  # of an answer of the hub, for all callers with the same token
+_SILENT_SECONDS: Final = 10.0
 _SHARED_BYTES: Final = 64 * 1024**2  # beyond these, only concurrent callers share answers
 _MOUNT: Final = "/gateway"  # of mirrors that clients' requests began
 _PAGE: Final = 1000  # entries of a tree, as at the hub
@@ -124,6 +125,8 @@ class HubGateway:
         default_factory=partial(SharedReads, _SHARED_SECONDS)
     )
     _concurrent: SharedReads[tuple[str, ...], HubReply | None] = field(default_factory=partial(SharedReads, 0.0))
+    _is_silent: bool = False  # the hub, until ``_ask_at`` at least
+    _ask_at: float = 0.0
     _shared_bytes: int = 0  # of requests and answers in ``_replies``; without a bound, callers could fill the memory
     _trees: SharedReads[str, dict[str, ListedFile] | None] = field(
         default_factory=partial(SharedReads, _SHARED_SECONDS)
@@ -132,7 +135,8 @@ class HubGateway:
     _named: OrderedDict[tuple[str, str], str] = field(
         default_factory=OrderedDict
     )  # revisions, by repository and commit
-    _wanted: dict[str, dict[str, None]] = field(default_factory=dict)  # paths that the next mirror of a commit brings
+    # Of each commit the paths that its next mirror brings; a future ends when its path is there, or has failed.
+    _wanted: dict[str, dict[str, asyncio.Future[None]]] = field(default_factory=dict)
     _bringing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _running: dict[str, str] = field(default_factory=dict)  # mirrors, by commit
@@ -159,6 +163,8 @@ class HubGateway:
         path = urlsplit(request.target).path
         call = HubCall.of(path)
         try:
+            if request.method == "POST" and (call is None or call.operation != "paths-info"):
+                return _refusal(405, "", "this gateway only reads")
             if call is None:
                 return await self._about_no_repository(request, path)
             self.rules.check(call.repo_id)
@@ -214,11 +220,15 @@ class HubGateway:
         reads = self._replies if self._shared_bytes < _SHARED_BYTES else self._concurrent
         read = reads.of(key, partial(self._requested, request))
         reply = await read.get()
-        if reply is None:
+        if reply is None or reply.status == 429:
             read.forget()  # the hub may answer the next request
         return reply
 
     async def _requested(self, request: HubRequest) -> HubReply | None:
+        """While the hub is silent, one request in ten seconds asks whether it still is; the others do not wait for it."""
+        if self._is_silent and time.monotonic() < self._ask_at:
+            return None
+        self._ask_at = time.monotonic() + _SILENT_SECONDS
         reply = await self.hub.ask(
             request.method,
             request.target,
@@ -226,6 +236,7 @@ class HubGateway:
             content_type=request.content_type,
             body=request.body,
         )
+        self._is_silent, self._ask_at = reply is None, time.monotonic() + _SILENT_SECONDS
         size = len(request.target) + len(request.body) + (len(reply.body) if reply else 0)
         self._note_shared(size)
         asyncio.get_running_loop().call_later(_SHARED_SECONDS, self._note_shared, -size)
@@ -416,16 +427,16 @@ class HubGateway:
     async def _bring(self, call: HubCall, sha: str, wait_seconds: float) -> float | None:
         """Have the file copied. Files that are asked for while a mirror of the commit runs are in the next one.
 
-        Returns when they are copied, or after ``wait_seconds`` the seconds that are left, if known. Raises why the file
-        was not copied.
+        Returns when it is copied, or after ``wait_seconds`` the seconds that are left, if known. Raises why it was not
+        copied.
         """
         name = str(replace(call.repository, revision=sha))
         self._check_failed(name, call.path)
-        self._wanted.setdefault(name, {})[call.path] = None
-        if (task := self._bringing.get(name)) is None:
+        arrival = self._wanted.setdefault(name, {}).setdefault(call.path, asyncio.get_running_loop().create_future())
+        if name not in self._bringing:
             task = self._bringing[name] = self._group.create_task(self._bring_wanted(call, sha, name))
             task.add_done_callback(lambda _: self._bringing.pop(name, None))
-        await asyncio.wait([task], timeout=wait_seconds)
+        await asyncio.wait([arrival], timeout=wait_seconds)
         self._check_failed(name, call.path)
         mirror = self._running.get(name)
         return None if mirror is None else (await self.requests.get(mirror, self.rules.organisation)).eta_seconds
@@ -440,21 +451,30 @@ class HubGateway:
             rows = await self._rows(call, sha)
             missing = [path for path in wanted if not any(_selects(row, path) for row in rows)]
             try:
-                if missing and not await self._extended(call, sha, name, missing):
-                    for path in missing:  # one of them may be why
-                        await self._extended(call, sha, name, [path])
+                if missing:
+                    await self._bring_missing(call, sha, name, missing)
             except Exception as error:
                 if not isinstance(error, BdnError):
                     logger.exception("files of %s are not copied because of a bug", name)
                 self._note_failed(name, missing, error if isinstance(error, BdnError) else InternalError(repr(error)))
+            for arrival in wanted.values():
+                arrival.set_result(None)
+
+    async def _bring_missing(self, call: HubCall, sha: str, name: str, paths: list[str]) -> None:
+        failure = await self._extended(call, sha, name, paths)
+        if failure is not None and len(paths) == 1:
+            self._note_failed(name, paths, failure)
+        elif failure is not None:  # one of them may be why
+            for path in paths:
+                await self._bring_missing(call, sha, name, [path])
 
     def _note_failed(self, name: str, paths: Iterable[str], error: BdnError) -> None:
         now = time.monotonic()
         self._failed = {key: known for key, known in self._failed.items() if known[1] > now}
         self._failed.update(((name, path), (error, now + _FAILED_SECONDS)) for path in paths)
 
-    async def _extended(self, call: HubCall, sha: str, name: str, paths: list[str]) -> bool:
-        """Mirror these files with those that clients asked for before, as one manifest. Returns whether it succeeded."""
+    async def _extended(self, call: HubCall, sha: str, name: str, paths: list[str]) -> BdnError | None:
+        """Mirror these files with those that clients asked for before, as one manifest. Returns why it failed."""
         before = [row for row in await self._rows(call, sha) if row.mount_location == _MOUNT]
         known = before[0].request.get("allow_patterns") if before else None
         allow = sorted({*map(_literal, paths), *(known or ())})
@@ -462,11 +482,10 @@ class HubGateway:
             allow = sorted(map(_literal, paths))
         mirror = await self._mirrored(call, sha, name, allow)
         if mirror.error is not None:
-            self._note_failed(name, paths, ReportedError(mirror.error))
-            return False
-        await self._give_up(row for row in before[1:] if set(row.request.get("allow_patterns") or ()) <= set(allow))
+            return ReportedError(mirror.error)
+        await self._give_up(*(row for row in before[1:] if set(row.request.get("allow_patterns") or ()) <= set(allow)))
         await self.requests.trees.files(replace(call.repository, revision=sha), self.rules.organisation, is_held=False)
-        return True
+        return None
 
     async def _mirrored(self, call: HubCall, sha: str, name: str, allow: list[str]) -> Mirror:
         """Mirror files of the commit, under the name of the branch by which clients know it, until it is over."""
@@ -487,15 +506,18 @@ class HubGateway:
             return await self._mirrored(call, sha, name, allow)
         return mirror
 
-    async def _give_up(self, replaced: Iterable[MirrorSourceRow]) -> None:
+    async def _give_up(self, *replaced: MirrorSourceRow) -> None:
         """Manifests that a later one contains. The newest of them stays: nodes may be reading it."""
         database, organisation = self.requests.database, self.rules.organisation
         names, now = sorted({str(row.manifest) for row in replaced}), database.now()
         facts = {"eviction": _REPLACED, "restorable_until": None}
         async with database.write() as session:
             await manifests.lock(session, names)
-            await mirrors.give_up(session, organisation, names, _REPLACED, now)
-            told = (events.event_of("tombstoned", facts, name, organisation=organisation) for name in names)
+            places = {(row.mirror_id, row.position) for row in replaced}
+            spared = await mirrors.named_beside(session, organisation, names, places)
+            gone = [name for name in names if name not in spared]
+            await mirrors.give_up(session, organisation, gone, _REPLACED, now)
+            told = (events.event_of("tombstoned", facts, name, organisation=organisation) for name in gone)
             await events.record(session, now, told)
 
 

@@ -177,20 +177,16 @@ async def forget_caches(session: WriteSession, project: ProjectRow, now: float) 
         command = RemoveCacheCommand(
             id=operation_id, organisation=project.organisation, project=project.id, volume_id=row.volume
         )
-        operation = OperationRow(
-            id=operation_id,
-            kind=CACHE_REMOVAL.name,
+        await operations.insert(
+            session,
+            operation_id,
+            CACHE_REMOVAL.name,
+            {(row.cluster, ANY): "PENDING"},
+            now,
             organisation=project.organisation,
-            status="RUNNING",
-            created_at=now,
-            completed_at=None,
             request={"project": project.id, "team": project.team, "cluster": row.cluster},
             command=command.model_dump(),
         )
-        part = OperationPartRow(
-            operation=operation_id, cluster=row.cluster, node=ANY, state="PENDING", result={}, error=None
-        )
-        await operations.insert(session, operation, [part])
 
 
 async def _pinned(session: ReadSession, organisation: str, project: str) -> ProjectRow:

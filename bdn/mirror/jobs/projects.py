@@ -52,14 +52,6 @@ class Projects:
             found = await projects.listed(session, organisation, team)
         return [_project(one) for one in found]
 
-    async def project(self, organisation: str, team: str | None, project_id: str) -> Project:
-        """Raises ``NotFoundError`` for missing and for foreign projects alike."""
-        async with self.database.read() as session:
-            found = await projects.listed(session, organisation, team, project_id)
-        if not found:
-            raise NotFoundError(f"project {project_id!r}")
-        return _project(found[0])
-
     async def make_project(self, organisation: str, team: str, name: str) -> Project:
         """Create a project of a team, or return the existing one. Raises ``NotFoundError`` for an unknown team."""
         async with self.database.write() as session:

@@ -116,26 +116,12 @@ class Operations:
         mirror: bool = False,
     ) -> None:
         """Record the operation with a part for each addressee, and notify the agents. ``command`` is stored with it."""
-        now = self._clock()
-        row = OperationRow(
-            id=operation_id,
-            kind=kind.name,
-            organisation=organisation,
-            status="RUNNING",
-            created_at=now,
-            completed_at=None,
-            request=request.model_dump(),
-            command=command,
-        )
+        now, about = self._clock(), {"request": request.model_dump(), "command": command}
         states = {(agent.cluster, agent.node): "PENDING" if is_alive(agent, now) else "UNREACHABLE" for agent in asked}
         if mirror:
             states["", MIRROR] = "PENDING"
-        parts = [
-            OperationPartRow(operation=operation_id, cluster=cluster, node=node, state=state, result={}, error=None)
-            for (cluster, node), state in states.items()
-        ]
         async with self._database.write() as session:
-            await operations.insert(session, row, parts)
+            await operations.insert(session, operation_id, kind.name, states, now, organisation=organisation, **about)
         self._open.forget()
         for agent in asked:
             self._watch.notify(agent_topic(agent.cluster, agent.node))

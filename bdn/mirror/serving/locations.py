@@ -8,9 +8,8 @@ from math import inf
 from bdn.core.chunk import Digest
 from bdn.core.store import LocatableStore
 from bdn.mirror.access.access import Access
-from bdn.mirror.chunks.damages import ChunkDamagedError, Damages
-from bdn.wire.location_schema import ChunkLocation, Delivery, Locations, LocationsRequest, RefusedChunk
-from bdn.wire.shapes import body_of
+from bdn.mirror.chunks.damages import Damages
+from bdn.wire.location_schema import ChunkLocation, Delivery, Locations, LocationsRequest
 
 _FOREVER_SECONDS = 3600.0  # the reported lifetime of an address that does not expire
 
@@ -58,9 +57,5 @@ class ChunkLocations:
                     expires_in_seconds=max(0.0, min((location.expires_at or inf) - now, _FOREVER_SECONDS)),
                 )
                 for digest, location in zip(sound, found, strict=True)
-            ],
-            refused=[
-                RefusedChunk(digest=str(digest), error=body_of(ChunkDamagedError(reason, str(digest))))
-                for digest, reason in damaged.items()
             ],
         )

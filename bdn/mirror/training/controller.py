@@ -29,7 +29,7 @@ from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.loading import loaded
 from bdn.mirror.training.runs import login_of
-from bdn.mirror.training.steps import Steps, failure_of, is_own_mirror, job_of, ns_of
+from bdn.mirror.training.steps import Steps, failure_in, failure_of, is_own_mirror, job_of, ns_of
 from bdn.wire.training_schema import TrainingJobSpec
 
 CLAIM_SECONDS: Final = 15.0
@@ -126,7 +126,8 @@ class Controller:
                 elif row.status == "PENDING" or (row.status == "CREATED" and status == "READY"):
                     ready.append(row.id)
                 elif row.status == "CREATED" and status is not None:
-                    await self._fail(row.id, _mirror_failure(status, error))
+                    canceled = Failure("CANCELED", f"the job's mirror is {status}")
+                    await self._fail(row.id, failure_in(error) or canceled)
                 elif judges and _lost(row, agents, now):
                     await self._lose(row.id, now)
                 elif advance(job := job_of(row), now) is not job:
@@ -331,12 +332,6 @@ class Controller:
         async with self.database.write() as session:
             await training.expire_logs(session, now - _LOG_SECONDS)
         await self.projects.remove_unused_archives(now - _UNUSED_SECONDS)
-
-
-def _mirror_failure(status: str, error: Json | None) -> Failure:
-    if error is None:
-        return Failure("CANCELED", f"the job's mirror is {status}")
-    return Failure(error["code"], error["message"])
 
 
 def _source(extra: Json) -> WeightsSource:

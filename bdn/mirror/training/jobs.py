@@ -3,7 +3,7 @@
 For a caller without a team, a method covers the whole organisation; for others, other teams' jobs are NOT_FOUND.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bdn.core.errors import InUseError, NotFoundError
@@ -36,6 +36,7 @@ from bdn.wire.training_schema import (
     TrainingJobRequest,
     TrainingJobSearch,
     TrainingJobSpec,
+    TrainingProject,
 )
 
 
@@ -108,19 +109,11 @@ class TrainingJobs:
                 since=now,
                 created_at=now,
                 updated_at=now,
-                ending_at=None,
-                is_stopping=False,
-                failure=None,
-                waiting_for=None,
                 priority=spec.priority or 0,
                 availability_model=spec.compute.availability_model or "dedicated",
                 request=spec.model_dump(mode="json"),
                 extras=extras,
-                mirror_id=None,
-                cluster=None,
                 ranks=[],
-                claimed_by=None,
-                claim_expires_at=None,
             )
             await training.insert_job(session, row)
             sources = counted(len(spec.weights or ()) + len(extras), "source")
@@ -142,16 +135,18 @@ class TrainingJobs:
     async def job(self, caller: Caller, project_id: str, job_id: str) -> TrainingJob:
         return job_document(await self._get(caller, project_id, job_id))
 
-    async def latest_jobs(self, caller: Caller, project_ids: Sequence[str]) -> Mapping[str, TrainingJob]:
-        """The newest job of each of these projects of the caller that has one."""
+    async def project(self, caller: Caller, project: str) -> TrainingProject:
         async with self.database.read() as session:
+            row = await _project(session, caller, project)
+            newest = await training.latest(session, caller.organisation, row.id)
+        return project_document(row, newest.get(row.id))
+
+    async def list_projects(self, caller: Caller) -> list[TrainingProject]:
+        """Newest first."""
+        async with self.database.read() as session:
+            found = await projects.listed(session, caller.organisation, caller.team)
             newest = await training.latest(session, caller.organisation)
-            rows = {one.row.id: one.row for one in await projects.listed(session, caller.organisation, caller.team)}
-        return {
-            name: job_document(JobState(newest[name], rows[name]))
-            for name in project_ids
-            if name in newest and name in rows
-        }
+        return [project_document(one.row, newest.get(one.row.id)) for one in reversed(found)]
 
     async def capacities(self) -> Sequence[NodeCapacity]:
         """What live agents that run jobs have, busy or not."""

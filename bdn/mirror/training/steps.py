@@ -36,10 +36,10 @@ def failure_of(error: BdnError) -> Failure:
 
 def job_of(row: TrainingJobRow) -> Job:
     status: Status = row.status  # type: ignore[assignment] # only statuses are written
-    return Job(status, row.since, tuple(map(_rank_of, row.ranks)), row.ending_at, _failure_in(row.failure))
+    return Job(status, row.since, tuple(map(_rank_of, row.ranks)), row.ending_at, failure_in(row.failure))
 
 
-def _failure_in(error: Json | None) -> Failure | None:
+def failure_in(error: Json | None) -> Failure | None:
     return Failure(error["code"], error["message"]) if error else None
 
 
@@ -48,7 +48,7 @@ def _rank_of(record: Json) -> JobRank:
         record["node"],
         record["state"],
         record.get("exit_code"),
-        _failure_in(record.get("error")),
+        failure_in(record.get("error")),
         record.get("exited_at"),
         record.get("bytes_done", 0),
         record.get("bytes_total"),
@@ -115,7 +115,7 @@ class Steps:
             row.claimed_by = row.claim_expires_at = None
             if before == "CREATED" and row.mirror_id is not None and is_own_mirror(row.extras):
                 await mirrors.finish(session, row.mirror_id, "CANCELED", now=now)
-        failure = _failure_in(row.failure)
+        failure = failure_in(row.failure)
         await self.say(session, row, now, line or (f"the job failed: {failure}" if failure else f"the job is {status}"))
 
 

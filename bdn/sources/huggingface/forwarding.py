@@ -9,13 +9,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import get_session
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-from bdn.sources.huggingface.session import HubUnreachableError, one_attempt
+from bdn.sources.environment import check_environment
 from bdn.sources.settings import UpstreamSettings
 
-_PATIENCE: Final = httpx2.Timeout(10.0, connect=1.5)  # seconds: the caller waits
+_PATIENCE: Final = httpx2.Timeout(8.0, connect=1.5)  # seconds: the caller waits
 _LARGEST: Final = 16 * 1024**2  # bytes of one answer of the API
 _PASSED: Final = ("content-type", "retry-after", "x-repo-commit", "x-error-code", "x-error-message")
 _XET: Final = ("x-xet-cas-url", "x-xet-access-token", "x-xet-token-expiration")
@@ -70,6 +68,13 @@ class HubForwarder:
     def _ask(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes, passed: Sequence[str]
     ) -> HubReply | None:
+        # Here: the hub's client costs 250 ms and tens of megabytes, and most mirrors answer no gateway.
+        from huggingface_hub import get_session  # noqa: PLC0415
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled  # noqa: PLC0415
+
+        from bdn.sources.huggingface.session import HubUnreachableError, one_attempt  # noqa: PLC0415
+
+        check_environment("hf")
         egress = self.settings.egress
         egress.admit(urlsplit(self.endpoint).hostname or "")
         try:

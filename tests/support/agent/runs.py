@@ -24,7 +24,7 @@ from bdn.core.training.states import RankState, Want, can_follow
 from bdn.settings import SettingsError
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.heartbeat_schema import Command, Heartbeat
-from bdn.wire.run_schema import RunCommand, RunOutput, RunOutputReply, RunReport, RunSpec
+from bdn.wire.run_schema import RunCommand, RunOutput, RunReport, RunSpec
 from bdn.wire.shapes import document_of
 from node_agent.run.launchers import answering_launcher
 from node_agent.stage.view.exposure import mounts_below
@@ -162,7 +162,7 @@ class RunMirror(AgentMirror):
         self.batches[run].setdefault(output.seq, output.lines)
         if self.loses_answers:
             raise ConnectionAbortedError
-        return Answer(200, content=RunOutputReply(seq=output.seq).model_dump_json().encode())
+        return Answer(204)
 
     def _forward(self, url: str, request: Request) -> Answer:
         """As the real mirror answers; to a heartbeat at once, with the commands about runs."""

@@ -23,7 +23,7 @@ from bdn.core.store import NotDeletedError
 from bdn.mirror.db import chunks, manifests, mirrors, operations
 from bdn.mirror.db.chunks import DELETE_SECONDS, ChunkState
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
-from bdn.mirror.db.tables import ChunkRow, MirrorRow, MirrorSourceRow, OperationPartRow, OperationRow
+from bdn.mirror.db.tables import ChunkRow, MirrorRow, MirrorSourceRow
 from bdn.mirror.upkeep.collection import Collected, Collector
 from bdn.mirror.upkeep.eviction import StoreEviction
 from bdn.store.directory import DirectoryStore
@@ -119,18 +119,11 @@ class World:
     async def evict(self, organisation: str, manifest: str, *, purge: bool = False) -> None:
         self.now += 1
         command = EvictCommand(id=f"evi_{next(self.numbers)}", manifests=[f"b3:{manifest}"], tier="mirror", purge=purge)
-        row = OperationRow(
-            id=command.id,
-            kind="eviction",
-            organisation=organisation,
-            status="RUNNING",
-            created_at=self.now,
-            request={},
-            command={},
-        )
-        part = OperationPartRow(operation=command.id, cluster="", node=operations.MIRROR, state="PENDING", result={})
+        part = {("", operations.MIRROR): "PENDING"}
         async with self.database.write() as session:
-            await operations.insert(session, row, [part])
+            await operations.insert(
+                session, command.id, "eviction", part, self.now, organisation=organisation, request={}, command={}
+            )
         try:
             await self.store_eviction().run(command, organisation)
         finally:

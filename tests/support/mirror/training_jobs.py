@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import httpx2
 
-from bdn.mirror.db import projects
+from bdn.mirror.db import projects, training
+from bdn.mirror.db.tables import TrainingJobRow
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest
 
@@ -30,6 +31,20 @@ def runtime(**fields: Any) -> Json:
 
 def accelerated(kind: str, count: int, nodes: int = 1) -> Json:
     return {"node_count": nodes, "accelerator": {"accelerator": kind, "count": count}}
+
+
+def job_row(job: str, project: str, number: int, status: str, at: float, **fields: Any) -> TrainingJobRow:
+    given: dict[str, Any] = dict.fromkeys(("since", "created_at", "updated_at"), at)
+    given |= {"name": f"job-{number}", "priority": 0, "availability_model": "dedicated"}
+    given |= {"extras": [], "ranks": [], "request": {}, **fields}
+    return TrainingJobRow(id=job, organisation="default", project=project, number=number, status=status, **given)
+
+
+async def add_ended_job(mirror: MirrorUnderTest, project: str, job: str, *, number: int = 1, **fields: Any) -> None:
+    """Record a job that has ended; ``fields`` are columns of its row."""
+    database = mirror.service.requests.database
+    async with database.write() as session:
+        await training.insert_job(session, job_row(job, project, number, "COMPLETED", database.now(), **fields))
 
 
 class JobClient:
@@ -123,4 +138,4 @@ class JobAgent(FakeAgent):
     async def print(self, command: str, seq: int, *lines: tuple[int, str]) -> None:
         _, run, rank, _ = command.split(":")
         answer = await self.http.post(f"/runs/{run}/{rank}/logs", json={"seq": seq, "lines": lines})
-        assert (answer.status_code, answer.json()) == (200, {"seq": seq}), answer.text
+        assert answer.status_code == 204, answer.text
