@@ -358,12 +358,12 @@ async def test_a_pending_copy_has_the_hub_s_client_come_again(
 ) -> None:
     mirror.offer(f"{AT}weights", manifest, "weights", is_pending=True)
     async with gateway(rig) as (_, client):
-        for eta, least in ((None, 1), (42.0, 42), (10**9, 60)):
+        for eta, least in ((None, 1), (7.0, 7), (10**9, 10)):
             pending = mirror.hub_answers[f"{AT}weights"].model_copy(update={"eta_seconds": eta})
             mirror.hub_answers[f"{AT}weights"] = pending
             answer = await client.get(f"{AT}weights", headers=HUBS_OWN)
             assert answer.status_code == 429
-            assert least <= int(answer.headers["retry-after"]) <= 3600
+            assert least <= int(answer.headers["retry-after"]) <= 60
             assert answer.headers["x-hf-warning"].startswith("bdn; ")
         assert mirror.requests == 0
         mirror.copied.set()

@@ -396,8 +396,11 @@ async def test_files_asked_while_a_copy_runs_are_in_the_next(
     for path in ("late.bin", "later.bin", "config.json", "late.bin"):
         assert (await ask(gateway, file(path), wait=0)).is_pending
     assert gateway.count("mirrors") == 1
+    waiting = asyncio.create_task(ask(gateway, file("a/b.txt")))
+    assert (await ask(gateway, file("a/b.txt"), wait=0)).is_pending
     hub.release_stalled()
     assert await given(gateway, await first) == WEIGHTS
+    assert await given(gateway, await waiting) == b"nested"
     answers = [await ask(gateway, file(path)) for path in ("late.bin", "later.bin", "config.json")]
 
     assert [await given(gateway, answered) for answered in answers] == [b"late", b"later", b"{}"]
@@ -823,7 +826,9 @@ async def test_a_caller_s_token_is_kept_nowhere(upstreams: None, tmp_path: Path,
 
             async def answered(target: str, token: str) -> None:
                 body = {"method": "GET", "target": target, "authorization": f"Bearer {token}"}
-                await seen.note(await mirror.http.post("/hub", json=body, params={"wait": LONGEST_SECONDS}))
+                reply = await mirror.http.post("/hub", json=body, params={"wait": LONGEST_SECONDS})
+                assert reply.status_code == 200
+                await seen.note(reply)
 
             await check()
             hub.fail(answer(418, body=b"what is this?"), times=None)

@@ -58,6 +58,7 @@ def test_a_quoted_revision_is_one_segment(path: str, revision: str, inside: str)
         ("/api/models/models/datasets", "models/datasets", "", "main", ""),
         ("/org/name/resolve/resolve/resolve", "org/name", "resolve", "resolve", "resolve"),
         ("/org/name/resolve/main/resolve/main/x", "org/name", "resolve", "main", "resolve/main/x"),
+        ("/name/resolve/resolve/x", "name", "resolve", "resolve", "x"),
         ("/resolve/name/resolve/main/x", "resolve/name", "resolve", "main", "x"),
     ],
 )
