@@ -221,6 +221,10 @@ async def test_requests_that_are_too_large_reach_no_mirror(rig: Rig, mirror: Age
             async with httpx2.AsyncClient(base_url=client.base_url, trust_env=False) as once:
                 answer = await once.post("/api/models/org/model/paths-info/main", content=content)
             assert answer.status_code in (400, 413)
+        reader, writer = await connected(client, "POST /x HTTP/1.1\r\nTransfer-Encoding: chunked")
+        writer.write(b"%x\r\n" % (2 * MIB) + bytes(2 * MIB))  # and no end
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 4")
+        writer.transport.abort()
         assert (await client.get(f"/{'x' * 8192}")).status_code in (400, 414)
         assert (await client.get("/x", headers={"Authorization": "x" * 5000})).status_code in (400, 431)
         assert mirror.hub_requests == []
