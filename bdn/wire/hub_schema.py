@@ -21,7 +21,7 @@ class HubRequest(StrictModel, json_schema_extra={"examples": [_EXAMPLE]}):
 
     method: Literal["GET", "HEAD", "POST"]
     target: Annotated[str, Field(min_length=1, max_length=LONGEST_TARGET, pattern=r"^/[\x21-\x7e]*$")]
-    authorization: Annotated[str | None, Field(max_length=4096, repr=False)] = None
+    authorization: Annotated[str | None, Field(max_length=4096, pattern=r"^[\x20-\x7e]*$", repr=False)] = None
     content_type: Annotated[str, Field(max_length=256)] = ""
     body: Annotated[str, Field(max_length=1024**2)] = ""
 

@@ -58,7 +58,7 @@ class HubForwarder:
     ) -> HubReply | None:
         """The hub's answer, without headers that lead around BDN, unless it ``is_xet`` that is requested.
 
-        None: the hub does not answer.
+        None: the hub did not answer in time. If it cannot be reached, the status is 503.
 
         Raises ``EgressRefusedError``: the hub's address is not allowed.
         """
@@ -93,8 +93,8 @@ class HubForwarder:
                 )
         except HfHubHTTPError as error:  # the statuses that the SDK would repeat
             response = error.response
-        except (HubUnreachableError, OfflineModeIsEnabled, httpx2.HTTPError):
-            return None
+        except (HubUnreachableError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
+            return None if isinstance(error.__cause__ or error, httpx2.TimeoutException) else HubReply(503, {}, b"")
         if len(response.content) > _LARGEST:
             return HubReply(502, {}, b"")
         kept = {name: response.headers[name] for name in passed if name in response.headers}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 
@@ -28,6 +28,7 @@ from bdn.net.chunk_server.server import ChunkServer
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, GrantVerifier, new_signing_key
 from bdn.wire.heartbeat_schema import Command, Heartbeat, HeartbeatReply, MemberDocument, Report
 from bdn.wire.http_fields import DATA_PORT_HEADER, DELIVERY_HEADER
+from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import HubFile
 from bdn.wire.operation_schema import EvictCommand, PrefetchCommand, VerifyCommand
@@ -110,6 +111,11 @@ class AgentMirror:
     bucket: AgentBucket | None = None  # where its chunks are to be read; what ``publish`` stores is put there as well
     held: defaultdict[str, RecordedHoldings] = field(default_factory=lambda: defaultdict(RecordedHoldings))  # by node
 
+    hub_answers: dict[str, HubAnswer] = field(default_factory=dict)  # by target; see ``offer``
+    hub_requests: list[HubRequest] = field(default_factory=list)
+    hub_failure: BdnError | None = None  # instead of an answer
+    copied: threading.Event = field(default_factory=threading.Event)  # until then it says ``is_pending``, if it says so
+
     def __post_init__(self) -> None:
         self.store = MemoryStore()
         self.manifests: dict[Digest, Manifest] = {}
@@ -186,6 +192,20 @@ class AgentMirror:
             self.faults[chunk] = [held_by(gate, then)]
         return gate, self.asked(lambda digest: chunk in (None, digest))
 
+    def offer(self, target: str, manifest: Manifest, path: str, *, is_pending: bool = False) -> None:
+        """Have the hub's clients find a file there. ``is_pending``: once ``copied`` is set."""
+        size = next(entry.size for entry in manifest.files if entry.path == path)
+        headers = {
+            "etag": f'"{path}"',
+            "x-repo-commit": "0" * 40,
+            "accept-ranges": "bytes",
+            "content-length": str(size),
+        }
+        content = HubContent(manifest=str(manifest.digest), path=path, size=size, grant=self.grant(manifest))
+        self.hub_answers[target] = HubAnswer(
+            headers={**headers, "content-type": "application/octet-stream"}, content=content, is_pending=is_pending
+        )
+
     def ask(self, command: EvictCommand | PrefetchCommand | VerifyCommand) -> None:
         """Ask it of every agent, until one has answered."""
         kind = {EvictCommand: "evict", PrefetchCommand: "prefetch", VerifyCommand: "verify"}[type(command)]
@@ -260,6 +280,8 @@ class AgentMirror:
                 content = self.tree(request).model_dump_json().encode()
             elif request.target.endswith("/uses"):  # no project is in use
                 content = b'{"items": []}'
+            elif request.url.path == "/hub":
+                content = self.answer_hub(request).model_dump_json().encode()
             elif request.method == "POST":
                 content = self.beat(Heartbeat.model_validate_json(request.body)).model_dump_json().encode()
             else:
@@ -267,6 +289,18 @@ class AgentMirror:
         except BdnError as error:
             return Answer(status_of(error), content=json.dumps(document_of(error)).encode())
         return Answer(200, content=content)
+
+    def answer_hub(self, request: Request) -> HubAnswer:
+        if self.hub_failure is not None:
+            raise self.hub_failure
+        body = HubRequest.model_validate_json(request.body)
+        self.hub_requests.append(body)
+        answer = self.hub_answers.get(body.target, HubAnswer(status=404, headers={"x-error-code": "EntryNotFound"}))
+        if body.method == "HEAD":
+            return answer.model_copy(update={"content": None, "is_pending": False})
+        if answer.is_pending and self.copied.wait(float(parse_qs(request.url.query)["wait"][0])):
+            return answer.model_copy(update={"is_pending": False})
+        return answer
 
     def locate(self, request: Request) -> Locations:
         body, bearer = LocationsRequest.model_validate_json(request.body), request.headers["authorization"]
