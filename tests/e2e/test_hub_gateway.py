@@ -783,7 +783,6 @@ def test_hub_that_is_silent__makes_no_client_wait_until_it_gives_up(site: Site) 
     refused = ASKS["HEAD of git"].send(site.gateways[NODES[0]], unknown)
 
     assert [one.get("sha256") for one in found] == [DIGESTS[str(options["filename"])] for _, options in files], found
-    assert site.hub.log.count(method="HEAD") == 0
     assert refused.status == 504
 
 
