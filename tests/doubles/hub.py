@@ -157,8 +157,7 @@ class Hub:
 
     def clear(self) -> None:
         """Forget repositories, buckets, requests and ordered failures; addresses stay. Stalls stall again."""
-        self._origin.go_on.clear()
-        self._cdn.go_on.clear()
+        self.stall_again()
         self.repositories.clear()
         self.buckets.clear()
         self.links_to = None
@@ -175,8 +174,13 @@ class Hub:
         """The most requests that were under way at the same time, by origin."""
         return {origin.name: origin.most_at_once for origin in (self._origin, self._cdn)}
 
+    def stall_again(self) -> None:
+        """Undo :meth:`release_stalled`."""
+        self._origin.go_on.clear()
+        self._cdn.go_on.clear()
+
     def release_stalled(self) -> None:
-        """Stalled answers go on, and no later one stalls before :meth:`clear`."""
+        """Stalled answers go on, and no later one stalls before :meth:`clear` or :meth:`stall_again`."""
         self._origin.go_on.set()
         self._cdn.go_on.set()
 
