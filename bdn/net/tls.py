@@ -106,7 +106,7 @@ class Certificate(_ContextOfFiles):
 
 
 def _server_context(prefix: str, chain: Path, key: Path) -> ssl.SSLContext:
-    _check_validity(f"{prefix}_CERT", chain)
+    valid_until(f"{prefix}_CERT", chain)
     _read(f"{prefix}_KEY", key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -145,8 +145,8 @@ def _read(setting: str, file: Path) -> bytes:
         raise InvalidRequestError(f"{setting}: {file} cannot be read: {error.strerror or error}") from None
 
 
-def _check_validity(setting: str, file: Path) -> None:
-    """Refuse a certificate that is expired or not valid yet."""
+def valid_until(setting: str, file: Path) -> float:
+    """The end of a certificate that is valid now, in seconds since 1970. Raises ``InvalidRequestError`` otherwise."""
     from cryptography import x509  # noqa: PLC0415 - most commands serve nothing
 
     try:
@@ -160,6 +160,7 @@ def _check_validity(setting: str, file: Path) -> None:
         raise InvalidRequestError(
             f"{setting}: the certificate in {file} is valid from {since} to {until}, and not now; replace it, or correct this machine's clock"
         )
+    return first.not_valid_after_utc.timestamp()
 
 
 def _wrong_with_key(error: Exception) -> str:
