@@ -56,6 +56,7 @@ class LazyGroup(click.Group):
         "mirror": ("bdn.cli.mirror:mirror", "Mirror sources, and print the mirror's id for 'bdn stage'."),
         "stage": ("bdn.cli.stage:stage", "Mount the files of a READY mirror for a job, and print the paths."),
         "ls": ("bdn.cli.ls:ls", "List manifests and where they are cached."),
+        "doctor": ("bdn.cli.doctor:doctor", "Examine this machine and its services, with a remedy for each problem."),
         "unstage": ("bdn.cli.stage:unstage", "Unmount and remove the files of a stage."),
         "sync": ("bdn.cli.sync:sync", "Upload a job's checkpoints as they are written."),
         "checkpoints": ("bdn.cli.checkpoints:checkpoints", "List, download and delete the checkpoints of jobs."),

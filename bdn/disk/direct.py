@@ -34,6 +34,11 @@ class DirectWrites:
     def are_direct(self) -> bool:
         return self.reason is None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether ``probe`` had a result: False on a full or broken disk."""
+        return self._is_proven or self.reason is not None
+
     def probe(self, folder: Path) -> None:
         """Write one block below ``folder``, so that the result is known before the first real file.
 

@@ -162,6 +162,12 @@ def make_folder(folder: Path, mode: int | None = None, *, is_durable: bool = Fal
         sync_folder(folder.parent)
 
 
+def nearest_folder(path: Path) -> Path:
+    """The path, or its nearest parent, that is a directory for this user."""
+    absolute = path.absolute()
+    return next((one for one in (absolute, *absolute.parents) if os.path.isdir(one)), Path("/"))  # noqa: PTH112 - Path.is_dir raises without permission
+
+
 def remove_tree(root: Path) -> None:
     """Remove a folder with its contents, a file or a link. No error if it is absent."""
     if root.is_symlink() or root.is_file():

@@ -38,6 +38,23 @@ _FALLOC_FL_PUNCH_HOLE: Final = 0x2
 _STATX_BTIME: Final = 0x800
 _STATX_BTIME_AT: Final = 80  # bytes into struct statx, on every architecture
 _STATX_SIZE: Final = 256
+_FILE_SYSTEMS: Final = {  # linux/magic.h, and the manual page of statfs(2)
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0xF2F52010: "f2fs",
+    0x2FC12FC1: "zfs",
+    0xCA451A4E: "bcachefs",
+    0x01021994: "tmpfs",
+    0x794C7630: "overlayfs",
+    0x6969: "nfs",
+    0xFF534D42: "cifs",
+    0xFE534D42: "cifs",
+    0x65735546: "fuse",
+    0x00C36400: "ceph",
+    0x0BD00BD0: "lustre",
+    0x01021997: "9p",
+}
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30, "riscv64": 30}
 _IOPRIO_WHO_PROCESS: Final = 1  # with id 0: the calling thread
 _IOPRIO_IDLE: Final = 3 << 13
@@ -88,6 +105,12 @@ def file_system_magic(descriptor: int) -> int:
     found = (ctypes.c_long * 64)()  # struct statfs is 120 bytes, and f_type is its first field
     _check(_libc.fstatfs(descriptor, ctypes.byref(found)), "")
     return int(found[0])
+
+
+def file_system_name(descriptor: int) -> str:
+    """Such as ``xfs``. ``ext4`` also means ext2 and ext3, which have the same magic number."""
+    magic = file_system_magic(descriptor) & 0xFFFFFFFF
+    return _FILE_SYSTEMS.get(magic, f"file system {magic:#x}")
 
 
 def birth_time(descriptor: int) -> int | None:

@@ -38,7 +38,7 @@ from bdn.wire.hub_schema import HubAnswer, HubRequest
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
 from bdn.wire.location_schema import Locations, LocationsRequest
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
-from bdn.wire.mirror_schema import HeldManifests, HubFile, Mirror, MirrorRequestBody, Plan
+from bdn.wire.mirror_schema import HeldManifests, HubFile, Mirror, MirrorRequestBody, MirrorStatus, Plan
 from bdn.wire.operation_schema import (
     Collection,
     CollectionRequest,
@@ -90,6 +90,11 @@ class MirrorClient(ContentClient):
 
     async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
         return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
+
+    async def mirrors(self, status: MirrorStatus, limit: int = 100) -> list[Mirror]:
+        """The newest mirrors with this status."""
+        params = {"status": status, "limit": str(limit)}
+        return (await self._call(Page[Mirror], "GET", "/mirror", params=params)).items
 
     def follow(
         self, mirror_id: str, interval_seconds: float = 0.5, outages: OutageRetry | None = None

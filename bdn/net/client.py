@@ -6,9 +6,10 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from math import inf
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import httpx2
 from pydantic import BaseModel, ValidationError
@@ -41,6 +42,16 @@ _NOT_MODIFIED: Final = 304
 _Body = TypeVar("_Body", bound=BaseModel)
 _Answer = TypeVar("_Answer")
 Params = Mapping[str, str | list[str]]
+
+
+class _Info(BaseModel):
+    version: str
+
+
+class _Description(BaseModel):
+    """The part of a service's OpenAPI document that clients use."""
+
+    info: _Info
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +148,25 @@ class ServiceClient:
 
     async def ready(self) -> bool:
         try:
-            await self._request("GET", "/readyz")
+            await self.check_ready()
         except BdnError:
             return False
         return True
+
+    async def check_ready(self) -> None:
+        """Raises the error that the service reports, or the error of its connection."""
+        await self._request("GET", "/readyz")
+
+    async def served_at(self) -> float | None:
+        """The service's clock in seconds since 1970, to a second; None without ``Date`` (RFC 9110, section 6.6.1)."""
+        shown = (await self._request("GET", "/healthz")).headers.get("date")
+        try:
+            return None if shown is None else parsedate_to_datetime(shown).timestamp()
+        except ValueError:
+            return None
+
+    async def version(self) -> str:
+        return (await self._call(_Description, "GET", "/openapi.json")).info.version
 
     async def _request(
         self,
@@ -226,6 +252,15 @@ class DataPlane:
 
     port: int | None = None
     delivery: Delivery = "proxy"
+
+
+def at_port(api_url: str, data_port: int | None) -> str:
+    """URL of a service's data plane: the same host with another port, or the API's own URL."""
+    if data_port is None:
+        return api_url
+    parts = urlsplit(api_url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return urlunsplit((parts.scheme, f"{host}:{data_port}", "", "", ""))
 
 
 class ContentClient(ServiceClient):

@@ -108,7 +108,7 @@ class Certificate(_ContextOfFiles):
 
     def _load(self) -> ssl.SSLContext:
         prefix, chain, key = self._paths
-        expires_at = _check_validity(f"{prefix}_CERT", chain)
+        expires_at = valid_until(f"{prefix}_CERT", chain)
         context = _server_context(prefix, chain, key)
         self.expires_at = expires_at  # only now: a certificate that is refused is not in use
         return context
@@ -153,8 +153,8 @@ def _read(setting: str, file: Path) -> bytes:
         raise InvalidRequestError(f"{setting}: {file} cannot be read: {error.strerror or error}") from None
 
 
-def _check_validity(setting: str, file: Path) -> float:
-    """When the certificate expires, in seconds since the epoch. Refuses one that is expired or not valid yet."""
+def valid_until(setting: str, file: Path) -> float:
+    """The end of a certificate that is valid now, in seconds since 1970. Raises ``InvalidRequestError`` otherwise."""
     from cryptography import x509  # noqa: PLC0415 - most commands serve nothing
 
     try:

@@ -87,6 +87,23 @@ class Room:
         return self.pressed.node > 0 or self.pressed.cluster > 0
 
 
+def _limit_of(settings: AgentSettings, disk: os.statvfs_result) -> int:
+    allowed = settings.cache_bytes
+    return allowed if allowed is not None else disk.f_blocks * disk.f_frsize * 9 // 10
+
+
+def _headroom_of(settings: AgentSettings, disk: os.statvfs_result) -> int:
+    allowed = settings.headroom_bytes
+    return allowed if allowed is not None else disk.f_blocks * disk.f_frsize // 20
+
+
+def new_budgets(settings: AgentSettings, disk: os.statvfs_result) -> TierBudgets:
+    """The budgets that an empty cache would have on this disk."""
+    there = disk.f_bavail * disk.f_frsize - _headroom_of(settings, disk)
+    limits = tier_limits(settings.roles, _limit_of(settings, disk), settings.cluster_cache_bytes, there)
+    return share(max(0, there), limits)
+
+
 class SetAside:
     """Bytes of the disk reserved for job volumes, by name. Thread-safe.
 
@@ -204,12 +221,10 @@ class Space:
         return disk, held + disk.f_bavail * disk.f_frsize - self._headroom(disk)
 
     def _limit(self, disk: os.statvfs_result) -> int:
-        allowed = self._settings.cache_bytes
-        return allowed if allowed is not None else disk.f_blocks * disk.f_frsize * 9 // 10
+        return _limit_of(self._settings, disk)
 
     def _headroom(self, disk: os.statvfs_result) -> int:
-        allowed = self._settings.headroom_bytes
-        return allowed if allowed is not None else disk.f_blocks * disk.f_frsize // 20
+        return _headroom_of(self._settings, disk)
 
     def _committed(self) -> int:
         return self.node.committed_bytes + self.cluster.committed_bytes

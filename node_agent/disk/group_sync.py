@@ -89,9 +89,10 @@ def _sync_each(paths: Sequence[str | os.PathLike[str]]) -> None:
 
 def is_trusted(descriptor: int) -> bool:
     """Whether ``syncfs`` on the folder's file system writes everything back, and reports failures."""
-    return _kernel() >= _TELLS_ERRORS and file_system_magic(descriptor) in _TRUSTED
+    return kernel_version() >= _TELLS_ERRORS and file_system_magic(descriptor) in _TRUSTED
 
 
-def _kernel() -> tuple[int, int]:
+def kernel_version() -> tuple[int, int]:
+    """``(0, 0)`` if the release has another form."""
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return (int(found[1]), int(found[2])) if found else (0, 0)

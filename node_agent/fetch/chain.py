@@ -22,11 +22,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 from bdn.core.errors import BdnError, CanceledError, ChecksumMismatchError, NotFoundError, StoreUnavailableError
 from bdn.core.pace.retry import RetryPolicy
-from bdn.net.client import DataPlane
+from bdn.net.client import DataPlane, at_port
 from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.chunk_readers import ChunkReader, PartialChunk, RetryingReader, VerifyingReader
 from bdn.transfer.http_chunks import HttpChunkReader
@@ -105,15 +104,6 @@ class ReaderChain:
 def owner_policy(policy: RetryPolicy) -> RetryPolicy:
     """Retry policy for reads from the mirror on behalf of a peer."""
     return replace(policy, outage_seconds=min(policy.outage_seconds, _OWNER_OUTAGE_SECONDS))
-
-
-def at_port(api_url: str, data_port: int | None) -> str:
-    """URL of a service's data plane: the same host with another port, or the API's own URL."""
-    if data_port is None:
-        return api_url
-    parts = urlsplit(api_url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit((parts.scheme, f"{host}:{data_port}", "", "", ""))
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ async def test_where_syncfs_does_not_tell_failures_every_file_is_synced(
     folder: Path, paths: list[Path], disk: Disk, monkeypatch: pytest.MonkeyPatch, doubt: str
 ) -> None:
     if doubt == "kernel":
-        monkeypatch.setattr(group_sync, "_kernel", lambda: (5, 7))
+        monkeypatch.setattr(group_sync, "kernel_version", lambda: (5, 7))
     else:
         monkeypatch.setattr(group_sync, "_TRUSTED", frozenset({0x794C7630}))  # overlayfs
     synced = note_syncs(monkeypatch)
