@@ -189,7 +189,7 @@ def judge_group_sync(*, is_trusted: bool) -> Finding:
 
 
 def judge_exposure(wanted: str, *, can_bind: bool) -> Finding:
-    """``wanted`` is ``BDN_AGENT_EXPOSURE``."""
+    """``wanted`` is the setting ``BDN_AGENT_EXPOSURE``, as the operator wrote it."""
     result = ("bind" if can_bind else "symlink") if wanted == "auto" else wanted
     facts: Facts = {"setting": wanted, "can_bind": can_bind, "exposure": result}
     if result == "bind" and not can_bind:

@@ -58,7 +58,7 @@ _Settings = TypeVar("_Settings", bound=FileSettings)
 
 
 class ExamineAgent(Protocol):
-    """The entry point ``doctor`` of ``bdn.embedded``."""
+    """The entry point ``doctor`` of ``bdn.embedded``, which the agent's package provides."""
 
     def __call__(self, *, measure: bool) -> Examination: ...
 
@@ -82,7 +82,7 @@ async def examine(*, measure: bool) -> list[Finding]:
 
 
 def _without_users(finding: Finding) -> Finding:
-    """Without user and password of addresses."""
+    """The finding without users and passwords of its addresses."""
 
     def hidden(fact: Fact) -> Fact:
         return _USER.sub("…@", fact) if isinstance(fact, str) else fact

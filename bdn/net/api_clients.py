@@ -92,7 +92,7 @@ class MirrorClient(ContentClient):
         return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
 
     async def mirrors(self, status: MirrorStatus, limit: int = 100) -> list[Mirror]:
-        """The newest mirrors with this status."""
+        """The newest mirrors of the organisation that have this status."""
         params = {"status": status, "limit": str(limit)}
         return (await self._call(Page[Mirror], "GET", "/mirror", params=params)).items
 

@@ -52,6 +52,6 @@ def progress_of_stage(stage: StageDocument) -> Progress:
 
 
 def total_of(counts: list[int | None]) -> int | None:
-    """None unless all are known."""
+    """The sum; None unless all of the counts are known."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

@@ -142,7 +142,6 @@ class TrainingJobs:
         return project_document(row, newest.get(row.id))
 
     async def list_projects(self, caller: Caller) -> list[TrainingProject]:
-        """Newest first."""
         async with self.database.read() as session:
             found = await projects.listed(session, caller.organisation, caller.team)
             newest = await training.latest(session, caller.organisation)

@@ -84,7 +84,7 @@ _NO_SEGMENTS = {"", ".", ".."}  # not in any normalised path
 
 
 @dataclass(frozen=True, slots=True)
-class HubFolder:
+class HubListing:
     """A folder (``""``: the root): everything below it, or with ``stems`` only names that begin with a stem."""
 
     path: str
@@ -99,17 +99,17 @@ class HubFolder:
         return path.rpartition("/")[0] == self.path
 
 
-def folders_of(within: Sequence[str]) -> tuple[HubFolder, ...]:
+def folders_of(within: Sequence[str]) -> tuple[HubListing, ...]:
     """Folders such that each path beginning with one of ``within`` is wanted by exactly one of them."""
     stems: dict[str, list[str]] = {}
     for prefix in within:
         folder, _, stem = prefix.rpartition("/")
         if not prefix.startswith("/") and (not folder or not _NO_SEGMENTS.intersection(folder.split("/"))):
             stems.setdefault(folder, []).append(stem)
-    return tuple(HubFolder(path, () if "" in found else tuple(found)) for path, found in stems.items())
+    return tuple(HubListing(path, () if "" in found else tuple(found)) for path, found in stems.items())
 
 
-def nearest_above(folders: Sequence[HubFolder]) -> str:
+def nearest_above(folders: Sequence[HubListing]) -> str:
     """The deepest folder that contains all of them."""
     first, last = (found(folder.path.split("/") for folder in folders) for found in (min, max))
     shared = 0
@@ -150,7 +150,7 @@ class HubTree:
                 async for page in self._pages(folder.path, recursive=True):
                     yield page.files
 
-    async def _part(self, folder: HubFolder) -> AsyncIterator[Sequence[RepoFile]]:
+    async def _part(self, folder: HubListing) -> AsyncIterator[Sequence[RepoFile]]:
         """The wanted files of a folder: first those directly in it, then all below its wanted subfolders."""
         deeper: list[str] = []
         async for page in self._pages(folder.path, recursive=False):

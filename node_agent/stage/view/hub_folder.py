@@ -40,7 +40,7 @@ class HubFolder:
     commits: tuple[HubCommit, ...]
 
     def build(self, root: Path, files: WholeFiles, stop: threading.Event) -> Built:
-        """Raises ``DiskFailedError``, ``CanceledError``, ``ChangedFilesError``, ``InvalidRequestError``."""
+        """As ``View.build``; also raises ``InvalidRequestError``: a commit's listing is wrong."""
         with disk_errors(root):
             root.mkdir()
             built = [_add(one, root, files, stop) for one in self.commits]
@@ -49,7 +49,6 @@ class HubFolder:
         return max(built, key=lambda one: _COSTS[one.kind])
 
     def is_intact(self, root: Path, files: WholeFiles) -> bool:
-        """Raises ``OSError``."""
         return all(_is_intact(one, root, files) for one in self.commits)
 
     def remove(self, root: Path, files: WholeFiles) -> None:

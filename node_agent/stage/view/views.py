@@ -28,7 +28,7 @@ class Shown(Protocol):
         """Whether the directory has exactly what was built. Raises ``OSError``."""
 
     def remove(self, root: Path, files: WholeFiles) -> None:
-        """The directory may be absent or unfinished."""
+        """Remove the directory, which may be absent or not finished yet."""
 
 
 @dataclass(frozen=True, slots=True)
