@@ -88,7 +88,9 @@ def write(name: str, rows: Sequence[Row], seconds: float) -> str:
     A section is written by hand down to a line that begins with ``Not measured`` or ``Measured``. Returns the figures.
     """
     figures = "\n".join([_measured(name, seconds), "", *_table(rows), ""])
-    section = re.compile(rf"(^## {re.escape(name)}\n(?:(?!^## ).)*?^)(?:M|Not m)easured\b.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    section = re.compile(
+        rf"(^## {re.escape(name)}\n(?:(?!^## ).)*?^)(?:M|Not m)easured\b.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL
+    )
     page, found = section.subn(lambda match: f"{match[1]}{figures}\n", PAGE.read_text())
     assert found == 1, f"{PAGE} has no section for {name}"
     if SCALE == 1:  # smaller ones are for trying
