@@ -184,10 +184,14 @@ class VolumeSpace:
         return self.cache.space.aside if self.is_shared else self._aside
 
     def default_checkpoint_bytes(self) -> int:
-        """Of a job that names no size: an eighth of the disk, at most 100 GiB. Blocking. Raises ``DiskFailedError``."""
+        """Of a job that names no size: an eighth of the disk, at most 100 GiB and a quarter of what is free.
+
+        Blocking. Raises ``DiskFailedError``.
+        """
         with disk_errors(self.root):
             disk = os.statvfs(self.root)
-        return min(_CHECKPOINT_BYTES, max(LEAST_BYTES, disk.f_blocks * disk.f_frsize // 8))
+        share = min(disk.f_blocks // 8, disk.f_bavail // 4) * disk.f_frsize
+        return min(_CHECKPOINT_BYTES, max(LEAST_BYTES, share))
 
     async def take(self, volume: Volume) -> None:
         """Reserve the volume's bytes.

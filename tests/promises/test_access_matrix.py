@@ -259,7 +259,7 @@ OPERATORS: Final = {
     "/collections/{collection_id}",
 }
 AGENTS: Final = {
-    "/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/caches/{project}/uses", "/runs/{run}/{rank}", "/runs/{run}/{rank}/logs",
+    "/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/caches/{project}/uses", "/runs/{run}/{rank}", "/runs/{run}/{rank}/logs", "/hub",
 }  # fmt: skip
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
@@ -310,6 +310,7 @@ BODIES: Final[dict[str, Json]] = {
     "/v1/training_projects/{project_id}/jobs/{job_id}": {},
     "/v1/training_projects/{project_id}/jobs/{job_id}/logs": {},
     "/runs/{run}/{rank}/logs": {"seq": 0, "lines": []},
+    "/hub": {"method": "GET", "target": "/api/whoami-v2"},
     "/agents/heartbeat": {"node": "n", "cluster": "c", "boot_id": "b", "roles": [], "advertise": None, "version": "1"}
     | {"tiers": {}},
 }
