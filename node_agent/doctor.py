@@ -20,7 +20,6 @@ from bdn.core.findings import (
     Examination,
     Finding,
     Measured,
-    judge_certificate,
     judge_descriptors,
     judge_direct,
     judge_directory,
@@ -35,8 +34,8 @@ from bdn.core.findings import (
 from bdn.disk.direct import DirectFile, DirectWrites, UncachedFile
 from bdn.disk.durable import nearest_folder, opened, remove_tree, try_lock
 from bdn.disk.syscalls import file_system_name
+from bdn.local.doctor import certificate_findings
 from bdn.net.descriptors import connection_limit, raise_descriptor_limit
-from bdn.net.tls import certificate, valid_until
 from bdn.settings import SettingsError
 from node_agent.cache.space import check_fitness, new_budgets
 from node_agent.disk.cache_format import check_format
@@ -68,7 +67,10 @@ def examine(*, measure: bool) -> Examination:
         unknown = Measured(reason="the settings are wrong")
         byte_threads = AgentSettings.model_fields["byte_threads"].default
         return Examination((*judge_settings(str(error)), *_machine(byte_threads)), unknown, unknown)
-    findings = [*_machine(settings.byte_threads), *_certificates(settings)]
+    findings = [
+        *_machine(settings.byte_threads),
+        *certificate_findings("BDN_AGENT_TLS", settings.tls_cert, settings.tls_key, "agent"),
+    ]
     write = read = Measured(reason="not measured")
     try:
         root = settings.effective_cache_dir.absolute()
@@ -115,17 +117,6 @@ def _memory_limit() -> int | None:
                     break
     limit = min(found, default=None)
     return None if limit is None or limit >= 1 << 60 else limit  # version 1 says "no limit" as LONG_MAX
-
-
-def _certificates(settings: AgentSettings) -> Iterator[Finding]:
-    check = "certificate of BDN_AGENT_TLS_CERT"
-    try:
-        certificate("BDN_AGENT_TLS", settings.tls_cert, settings.tls_key)
-        if settings.tls_cert is not None:
-            left = valid_until("BDN_AGENT_TLS_CERT", settings.tls_cert) - time.time()
-            yield judge_certificate("BDN_AGENT_TLS_CERT", str(settings.tls_cert), left)
-    except BdnError as error:
-        yield Finding(check, "problem", str(error), "Correct the files: the agent does not start with them.")
 
 
 def _launcher(settings: AgentSettings) -> Finding:

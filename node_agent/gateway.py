@@ -58,7 +58,7 @@ _ATTEMPTS: Final = 3  # while cached files change
 _PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
 _LONGEST_SECONDS: Final = 3600.0  # for clients that repeat nothing
 _POLL_SECONDS: Final = 20.0
-_PAUSE_SECONDS: Final = 5  # between two requests of a client, if nobody knows how long the copy takes
+_PAUSE_SECONDS: Final = 5  # between two requests of a client, if the mirror does not know how long the copy takes
 _LONGEST_PAUSE_SECONDS: Final = 20  # the copy may be faster than expected
 
 

@@ -111,6 +111,18 @@ def _machine(*, measure: bool) -> Examination:
     return examine_agent(measure=measure)
 
 
+def certificate_findings(prefix: str, chain: Path | None, key: Path | None, program: str) -> Iterator[Finding]:
+    """About the certificate of the settings that begin with ``prefix``; none if the program has no certificate."""
+    try:
+        certificate(prefix, chain, key)
+        if chain is not None:
+            left = valid_until(f"{prefix}_CERT", chain) - time.time()
+            yield judge_certificate(f"{prefix}_CERT", str(chain), left)
+    except BdnError as error:
+        advice = f"Correct the files: the {program} does not start with them."
+        yield Finding(f"certificate of {prefix}_CERT", "problem", str(error), advice)
+
+
 def _of_mirror(settings: MirrorSettings) -> Iterator[Finding]:
     """The store's disk, the certificate, and what upstreams may be."""
     parts = urlsplit(settings.effective_store)
@@ -124,14 +136,7 @@ def _of_mirror(settings: MirrorSettings) -> Iterator[Finding]:
         except OSError as error:
             advice = "Run bdn doctor as the user of the mirror, or name another directory in BDN_STORE."
             yield Finding("store", "note", f"{place}: {error.strerror}", advice)
-    try:
-        certificate("BDN_TLS", settings.tls_cert, settings.tls_key)
-        if settings.tls_cert is not None:
-            left = valid_until("BDN_TLS_CERT", settings.tls_cert) - time.time()
-            yield judge_certificate("BDN_TLS_CERT", str(settings.tls_cert), left)
-    except BdnError as error:
-        advice = "Correct the files: the mirror does not start with them."
-        yield Finding("certificate of BDN_TLS_CERT", "problem", str(error), advice)
+    yield from certificate_findings("BDN_TLS", settings.tls_cert, settings.tls_key, "mirror")
     try:
         _ = settings.upstreams
     except (BdnError, ValueError) as error:

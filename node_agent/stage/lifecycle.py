@@ -234,7 +234,7 @@ class Lifecycle:
         return {place: HubFolder(tuple(commits)) for place, commits in found.items()}
 
     def recorded(self, record: StageRecord) -> Mapping[str, Shown | None]:
-        """What a stage shows, by place; None if a manifest is no longer held. Blocking. Raises ``DiskFailedError``."""
+        """The views of a stage by place; None if the cache does not hold a manifest. Blocking. Raises ``DiskFailedError``."""
         load = self.cache.files.records.manifest
         held = {mount.mount_location: load(mount.digest) for mount in record.mounts}
         known = {location: manifest for location, manifest in held.items() if manifest is not None}

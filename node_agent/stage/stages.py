@@ -181,7 +181,7 @@ def _as_files(mount: GrantedMount) -> str:
 
 
 def _as_repository(mount: GrantedMount) -> str:
-    """All that the view shows: files may be those of another commit. Raises ``InvalidRequestError``."""
+    """Manifest, source and commit: two commits may have equal files. Raises ``InvalidRequestError``."""
     HubRepository.of(parse_source(mount.source), Path("/"))
     if mount.commit is None:
         raise InvalidRequestError(

@@ -7,7 +7,7 @@
 
 LFS files are redirected to a second origin, the "CDN", by signed links that expire. Repositories with ``is_xet`` say so in
 listings and heads, as the hub's do, and are served by the CDN all the same: that is the hub's bridge for clients that do not
-speak xet. There is no xet behind it, although tokens for it are given out. What the real hub does was read from the client's
+speak xet. The double gives out tokens for xet, and has no xet storage. What the real hub does was read from the client's
 source, its issues (huggingface_hub #4815, huggingface.js #945) and its documentation.
 """
 

@@ -39,7 +39,7 @@ BRANCH: Final = f"hf://org/model@refs/pr/1#{NEWER}"
 
 @pytest.fixture
 def strict_umask() -> Iterator[None]:
-    """Of a user whose files nobody else reads: views are for jobs of other users."""
+    """The agent's umask hides its files from other users; a view must be readable for jobs of other users."""
     before = os.umask(0o077)
     yield
     os.umask(before)

@@ -209,7 +209,7 @@ class Access:
         return owner
 
     async def lister(self, bearer: str | None, organisation: str | None = None) -> Caller | Grant:
-        """The controller that lists commits, or the grant, which lists those of its mounts."""
+        """A controller lists every commit of its organisation; a grant lists the commits of its mounts."""
         reader = await self._reader(bearer)
         return reader.acting(Role.CONTROLLER, organisation) if isinstance(reader, Caller) else reader
 

@@ -107,7 +107,7 @@ class Views:
     def drop(self, stage_id: str, shown: Mapping[str, Shown | None]) -> str | None:
         """Conceal and remove a view, however it was exposed. Idempotent. Returns notes for operators as ``conceal``.
 
-        None is shown if the manifest is no longer known, after a forced eviction.
+        A value of ``shown`` is None if a forced eviction has removed the manifest.
 
         After a kill the view is whole or gone: its folder is renamed in one step, and emptied aside.
 
