@@ -417,7 +417,7 @@ def _watch(
             "Bytes of checkpoints in job volumes that the mirror does not have",
             lambda: volumes.unsynced_bytes,
         ),
-        "scrub_round_ended": (
+        "scrub_round_timestamp_seconds": (
             "End of the last complete scrub round, in seconds since the epoch; 0: none yet",
             lambda: scrubbed.round.ended or 0,
         ),

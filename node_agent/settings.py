@@ -13,6 +13,7 @@ from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import (
     Bearer,
     FileSettings,
+    Listener,
     LogForm,
     Port,
     Rate,
@@ -21,6 +22,7 @@ from bdn.settings import (
     Size,
     check_names,
     default_data_dir,
+    endpoint,
 )
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from bdn.wire.run_schema import LauncherName
@@ -34,6 +36,7 @@ _SHARED: Final = {
     "outage_seconds": "BDN_OUTAGE_SECONDS",
     "log": "BDN_LOG",
     "tls_ca": "BDN_TLS_CA",
+    "otlp_endpoint": "BDN_OTLP_ENDPOINT",
 }
 
 
@@ -47,15 +50,6 @@ def _gpu(value: object) -> object:
         if not re.fullmatch(r"[A-Z][A-Z0-9_]{0,127}", kind) or not re.fullmatch(r"[0-9]{1,4}", count):
             raise ValueError("must be a type and a number of GPUs, such as H200:8")
         return kind, int(count)
-    return value
-
-
-def _listening(value: object) -> object:
-    if not isinstance(value, tuple):
-        host, _, port = str(value).rpartition(":")
-        if not host or not re.fullmatch(r"[0-9]{1,5}", port):
-            raise ValueError("must be an address and a port to listen on, such as 127.0.0.1:8473")
-        return host.removeprefix("[").removesuffix("]"), int(port)
     return value
 
 
@@ -80,6 +74,9 @@ class AgentSettings(FileSettings):
         default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]
     )
     log: LogForm = Field(default="logfmt", validation_alias=_SHARED["log"])
+    otlp_endpoint: Annotated[str | None, AfterValidator(endpoint)] = Field(
+        default=None, validation_alias=_SHARED["otlp_endpoint"]
+    )
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
     headroom_bytes: Size | None = None  # None means 5 % of the disk
@@ -97,9 +94,8 @@ class AgentSettings(FileSettings):
     tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means the system's authorities
     tls: Literal["optional", "require"] = "optional"  # for connections to other machines
     advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
-    gateway: Annotated[tuple[str, Port], NoDecode, BeforeValidator(_listening)] | None = (
-        None  # for hub clients; None: off
-    )
+    gateway: Listener | None = None  # for hub clients; None: off
+    metrics: Listener | None = None  # for Prometheus on other machines; None: off
     volume_root: Path | None = None  # None means below the data dir
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"

@@ -110,6 +110,7 @@ class MirrorService:
     certificate: Certificate | None
     watch: Watch
     lock: DataLock | None
+    metrics: Metrics
 
 
 @asynccontextmanager
@@ -337,7 +338,7 @@ async def open_mirror(
             provides=services,
             others={UPLOADS: uploads},
         )
-        yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
+        yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock, metrics)
 
 
 def check_binding(settings: MirrorSettings) -> None:

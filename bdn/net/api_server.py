@@ -51,6 +51,7 @@ from bdn.core.errors import (
     InUseError,
     InvalidRequestError,
     NotFoundError,
+    UnauthenticatedError,
     single_error,
 )
 from bdn.core.pace.retry import StallPolicy
@@ -58,7 +59,7 @@ from bdn.net.admission import Admission, network_of
 from bdn.net.descriptors import connection_limit
 from bdn.net.request_bodies import DROP, KNOW, UNTIMED, Authenticate, RequestBodies, error_answer
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local, is_loopback
 from bdn.wire.shapes import ErrorDocument
 
 _Kind = TypeVar("_Kind")
@@ -96,6 +97,13 @@ async def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None,
 
 
 Bearer = Annotated[str | None, Depends(_bearer_of)]
+
+
+async def _traceparent_of(request: HTTPConnection) -> str | None:
+    return request.headers.get("traceparent")
+
+
+Traceparent = Annotated[str | None, Depends(_traceparent_of)]  # as the caller sent it
 
 
 def provided(kind: type[_Kind]) -> _Kind:
@@ -751,6 +759,28 @@ async def serving(
                 await asyncio.wait([task])  # otherwise the group would cancel it when the block fails
                 for connection in admission.clients():  # such as those in a handshake, unknown to uvicorn
                     connection.end()
+
+
+@asynccontextmanager
+async def serving_probes(
+    at: tuple[str, int] | None, router: APIRouter, provides: Iterable[object], certificate: Certificate | None = None
+) -> AsyncIterator[str]:
+    """Serve probes and metrics alone at an address of their own, and yield their URL; "" without an address.
+
+    Callers are not authenticated, so no request may have a body. Raises ``InUseError``, ``InvalidRequestError``.
+    """
+    if at is None:
+        yield ""
+        return
+    app = new_service("BDN probes", limit_request_bytes=0, authenticate=_refuse, routers=(router,), provides=provides)
+    listener = bind_tcp(*at)
+    host, port = at[0], listener.getsockname()[1]
+    async with serving(app, listener, is_local=is_loopback(host), certificate=certificate):
+        yield f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _refuse(_: HTTPConnection) -> str:
+    raise UnauthenticatedError("this address serves probes and metrics alone, and accepts no request with a body")
 
 
 def log_shortages() -> None:

@@ -20,6 +20,7 @@ from bdn.core.manifest import Root
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.net.ambient import check_proxies
 from bdn.net.tls import Authorities, advice_on, failure_of_tls
+from bdn.traces import spans
 from bdn.wire.http_fields import (
     AGENT_HEADER,
     DATA_PORT_HEADER,
@@ -183,7 +184,8 @@ class ServiceClient:
 
         Raises ``WrongDocumentError`` for a response of more than ``most_bytes``, without reading it to its end.
         """
-        headers = {**authorization(self.bearer), **(headers or {})}
+        trace = spans.traceparent()
+        headers = {**authorization(self.bearer), **({"traceparent": trace} if trace else {}), **(headers or {})}
         if body is not None:
             headers["Content-Type"] = "application/json"
         content = body.model_dump_json() if body is not None else None

@@ -60,8 +60,9 @@ from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
-from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided
+from bdn.net.api_server import EVENTS, Bearer, EventStream, Traceparent, WaitSeconds, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
+from bdn.traces import spans
 from bdn.wire.access_schema import (
     NewToken,
     Role,
@@ -226,17 +227,22 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     "/mirror", status_code=202, response_model=Mirror | Plan, summary="Mirror sources, or plan it with dry_run"
 )
 async def post(
+    *,
     requests: _Requests,
     body: MirrorRequestBody,
     response: Response,
     caller: TeamController,
+    traceparent: Traceparent,
     dry_run: Annotated[bool, Query()] = False,
 ) -> Mirror | Plan:
     sources = body.sources()
     if dry_run:
         response.status_code = 200
         return await requests.plan(sources, caller.organisation, caller.team)
-    return await requests.request(sources, caller.organisation, caller.team)
+    with spans.request("POST /mirror", traceparent, sources=len(sources)) as span:
+        mirror = await requests.request(sources, caller.organisation, caller.team)
+        span.set(mirror=mirror.id, status=mirror.status)
+    return mirror
 
 
 @mirrors_router.get("/mirror", summary="Mirrors, newest first")
@@ -306,7 +312,13 @@ async def held(names: _Names, caller: Controller, cursor: str | None = None, lim
 
 @contents_router.get("/manifests/{digest}", summary="The root of a manifest, which lists its pages")
 async def manifest(
-    service: _Contents, digest: str, request: Request, bearer: Bearer, organisation: Organisation = None
+    *,
+    service: _Contents,
+    digest: str,
+    request: Request,
+    bearer: Bearer,
+    traceparent: Traceparent,
+    organisation: Organisation = None,
 ) -> Response:
     name = digest_in(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
@@ -316,7 +328,8 @@ async def manifest(
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         answer = Response(status_code=304, headers=headers)
     else:
-        root = await service.shelf.root(name, owner)
+        with spans.joined("GET /manifests", traceparent, manifest=str(name)):
+            root = await service.shelf.root(name, owner)
         answer = Response(root.content, media_type=MEDIA_JSON, headers=headers)
         service.metrics.served_manifests.inc()
     await manifests.note_use(service.database, name.hex, service.database.now())

@@ -75,13 +75,14 @@ async def insert(
     *,
     now: float,
     team: str | None = None,
+    traceparent: str | None = None,
 ) -> None:
     """Insert a mirror with a source for each request (``WeightsSourceBody``).
 
     Raises ``IntegrityError`` if a mirror for the same request runs already.
     """
     row = {"id": mirror_id, "organisation": organisation, "team": team or OF_ALL, "request_key": request_key}
-    session.add(MirrorRow(**row, status="PENDING", created_at=now))
+    session.add(MirrorRow(**row, status="PENDING", created_at=now, traceparent=traceparent))
     await session.flush()
     for position, request in enumerate(requests):
         source = MirrorSourceRow(

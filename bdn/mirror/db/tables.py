@@ -28,7 +28,8 @@ class Base(DeclarativeBase):
 class MirrorRow(Base):
     """A request, and the worker on it. The worker renews ``claim_expires_at``; the claim of a dead worker expires.
 
-    ``team`` is the team of a push's project, or of the requesting token; empty if the token has none.
+    ``team`` is the team of a push's project, or of the requesting token; empty if the token has none. ``traceparent``
+    is the span of the request (W3C Trace Context): the trace of every worker on the mirror.
     """
 
     __tablename__ = "mirrors"
@@ -55,6 +56,7 @@ class MirrorRow(Base):
     claim_expires_at: Mapped[float | None]
     error: Mapped[Json | None]
     team: Mapped[str] = mapped_column(String(128))
+    traceparent: Mapped[str | None] = mapped_column(String(64))
 
 
 class MirrorSourceRow(Base):

@@ -24,6 +24,7 @@ from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
+from bdn.traces import spans
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, HubFile, Mirror, MirrorSource, Plan, PlannedSource, body_from
 from bdn.wire.progress import total_of
@@ -70,7 +71,7 @@ class MirrorRequests:
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         asked = bodies if team is None else [team, *bodies]
         request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex
-        request = partial(self._request, bodies, organisation, team, request_key)
+        request = partial(self._request, bodies, organisation, team, request_key, spans.traceparent())
         # Of a thousand equal concurrent requests, two query the database.
         return await self.asked.of((request_key, organisation, team), request).get()
 
@@ -91,7 +92,12 @@ class MirrorRequests:
             raise LimitExceededError(what, size, LONGEST_GRANT)
 
     async def _request(
-        self, bodies: list[dict[str, object]], organisation: str, team: str | None, request_key: str
+        self,
+        bodies: list[dict[str, object]],
+        organisation: str,
+        team: str | None,
+        request_key: str,
+        traceparent: str | None,
     ) -> Mirror:
         while True:
             async with self.database.read() as session:
@@ -101,7 +107,8 @@ class MirrorRequests:
                 try:
                     async with self.database.write() as session:
                         now = self.database.now()
-                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=now, team=team)
+                        given = mirror_id, organisation, request_key, bodies
+                        await mirrors.insert(session, *given, now=now, team=team, traceparent=traceparent)
                         if not bodies:  # nothing for a worker to do
                             await mirrors.finish(session, mirror_id, "READY", now=now)
                 except IntegrityError:
