@@ -73,6 +73,7 @@ _BACKLOG: Final = 1024  # connections that the kernel accepts in advance
 _ACCEPTED_AT_ONCE: Final = 32  # a few turns of the loop pass before connections above the limit are closed
 _RECEIVED_AT_ONCE: Final = 64 * 1024  # bytes that an unknown client can make a connection hold
 _PIECES_AT_ONCE: Final = 8 * 1024  # bytes of a chunked body: 20 ms if each chunk has one byte
+_PROBING_CONNECTIONS: Final = 64  # of Prometheus and orchestrators; more leave no descriptors to the other ports
 _GRACE_SECONDS = 5  # for responses in progress when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -775,7 +776,8 @@ async def serving_probes(
     app = new_service("BDN probes", limit_request_bytes=0, authenticate=_refuse, routers=(router,), provides=provides)
     listener = bind_tcp(*at)
     host, port = at[0], listener.getsockname()[1]
-    async with serving(app, listener, is_local=is_loopback(host), certificate=certificate):
+    is_local, most = is_loopback(host), _PROBING_CONNECTIONS
+    async with serving(app, listener, is_local=is_local, certificate=certificate, connections=most):
         yield f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

@@ -4,7 +4,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -98,7 +98,10 @@ async def test_mirror__whose_worker_is_killed__is_resumed_in_the_same_trace(
     collector: Collector, hub: Hub, upstreams: None, postgres_url: str, tmp_path: Path
 ) -> None:
     hub.repo("org/model").commit(MODEL)
-    database = {"database_url": postgres_url.replace("+asyncpg", ""), "store": f"file://{tmp_path}/store"}
+    database: dict[str, Any] = {
+        "database_url": postgres_url.replace("+asyncpg", ""),
+        "store": f"file://{tmp_path}/store",
+    }
     worker = {
         "BDN_DATABASE_URL": database["database_url"],
         "BDN_STORE": database["store"],
