@@ -24,7 +24,7 @@ async def exporting(endpoint: str | None, service: str, **facts: str) -> AsyncIt
         yield
         return
     try:
-        from bdn.traces.otlp import OtlpTracer  # noqa: PLC0415 - an extra, and half a second
+        from bdn.traces.otlp import OtlpTracer  # noqa: PLC0415 - an extra, which most do not install
     except ModuleNotFoundError as error:
         raise InvalidRequestError(
             f"BDN_OTLP_ENDPOINT needs the OpenTelemetry SDK ({error}): install bdn[traces], or unset the setting"

@@ -159,20 +159,6 @@ def test_services__whose_collector_does_not_answer__work_warn_once_and_stop(
     assert "logger=opentelemetry" not in said
 
 
-def test_service__with_spans_for_a_collector_that_hangs__stops_without_waiting_for_it(hub: Hub, tmp_path: Path) -> None:
-    hub.repo("org/model").commit({"config.json": b"{}"})
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        patient = {
-            "BDN_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}",
-            "OTEL_EXPORTER_OTLP_TIMEOUT": "86400",  # a stop that waits for it never ends
-            **PROMPT,
-        }
-        with mirror(tmp_path / "mirror", HF_ENDPOINT=hub.url, **patient) as serving:
-            serving.ready("hf://org/model")
-            serving.process.send_signal(signal.SIGTERM)
-            assert serving.process.wait(120) == 0
-
-
 def test_service__with_an_endpoint_that_is_no_address__is_refused(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     for address in ("collector:4318", "http://user:secret-of-it@collector:4318", "http://collector:4318?key=value"):

@@ -276,7 +276,7 @@ class Ingest:
         while True:
             began = retries.budgets.clock()
             try:
-                with spans.span("source", position=row.position, source=_shown(row.source)):
+                with spans.span("source", position=row.position, source=row.source):
                     return await self._source(mirror, row, progress)
             except DatabaseUnavailableError:
                 raise
@@ -463,11 +463,6 @@ class Ingest:
             }
             await events.record(session, now, [events.event_of("mirrored", facts, name, organisation=organisation)])
         logger.info("manifest published", extra={"mirror": row.mirror_id, "manifest": str(root.digest)})
-
-
-def _shown(source: str) -> str:
-    """A source in a trace. What follows a question mark in an https source may be a signature."""
-    return source.partition("?")[0]
 
 
 def write_listing(files: Iterable[UpstreamFile], writer: SetWriter, *, is_whole: bool) -> Digest:

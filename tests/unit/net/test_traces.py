@@ -4,12 +4,14 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.traces import spans
 from bdn.traces.export import exporting
+from bdn.traces.otlp import OtlpTracer
 from tests.doubles.collector import Collector
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -174,6 +176,19 @@ async def test_exporting__without_the_sdk__is_refused_with_what_to_install(monke
     with pytest.raises(InvalidRequestError, match=r"BDN_OTLP_ENDPOINT needs .* install bdn\[traces\]"):
         async with exporting("http://127.0.0.1:4318", "bdn-test"):
             pass
+
+
+async def test_exporting__to_a_collector_that_hangs__ends_without_its_answer(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = Event()
+    monkeypatch.setattr(OtlpTracer, "close", lambda _: answered.wait())
+    try:
+        async with asyncio.timeout(120), exporting(collector.url, "bdn-test"):
+            pass
+        assert not answered.is_set()
+    finally:
+        answered.set()
 
 
 async def test_spans__without_an_exporter__do_nothing() -> None:
