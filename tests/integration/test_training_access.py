@@ -44,7 +44,14 @@ async def test_the_stages_of_a_job__are_seen_by_those_who_see_the_job_and_for_it
             await mirror.service.controller.look()
         own = (await mirror.http.get(f"{path}/{job}", headers=whole)).json()["training_job"]["bdn"]["mirror_id"]
         stages = [
-            {"id": f"stg_{number}", "job": job, "mirror_id": mirror_id, "manifests": [], "state": "READY", "bytes_done": 0}
+            {
+                "id": f"stg_{number}",
+                "job": job,
+                "mirror_id": mirror_id,
+                "manifests": [],
+                "state": "READY",
+                "bytes_done": 0,
+            }
             | {"bytes_total": 0, "bytes_per_second": None, "since": 0, "error": None}
             for number, mirror_id in enumerate((own, f"mir_{'0' * 24}"))  # another's, under the job's name
         ]
