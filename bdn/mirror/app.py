@@ -34,6 +34,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.db.training import active_jobs
 from bdn.mirror.db.waiting import Watch, in_background, repeated
+from bdn.mirror.hub.copies import GatewayCopies
 from bdn.mirror.hub.gateway import GatewayRules, HubGateway
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopyProgress
@@ -47,6 +48,7 @@ from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
 from bdn.mirror.jobs.uses import ProjectUses, active_pushes, mounted_caches
 from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
@@ -300,12 +302,14 @@ async def open_mirror(
         hub_threads = ThreadPoolExecutor(_HUB_REQUESTS, "hub-gateway")
         stack.push_async_callback(asyncio.to_thread, hub_threads.shutdown, cancel_futures=True)
         forwarder = HubForwarder(upstreams, hub_threads)
-        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
-        await stack.enter_async_context(gateway.running())
+        copies = GatewayCopies(requests, settings.gateway_organisation, settings.gateway_secret)
+        await stack.enter_async_context(copies.running())
+        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, copies, metrics.bypassing_tokens.inc)
         services = (
             requests,
             asked,
             heartbeats,
+            JobStages(database),
             events,
             collections,
             secrets,
