@@ -30,7 +30,10 @@ _SYSLOG: Final = Path("/dev/log")
     show_default=True,
     help="How long a job waits for its files; less than PrologEpilogTimeout.",
 )
-def main(hook: str, jobs: Path, seconds: int) -> None:
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME", help="A secret that comments may name; may be repeated."
+)
+def main(hook: str, jobs: Path, seconds: int, secrets: tuple[str, ...]) -> None:
     """Stage the sources of a job's comment on this node, or release them.
 
     \b
@@ -43,16 +46,16 @@ def main(hook: str, jobs: Path, seconds: int) -> None:
     except (KeyError, ValueError) as error:
         raise click.UsageError(f"slurmd starts this command, with the variables of a job: {error}") from None
     try:
-        sys.exit(run_program(_run(hook, job, JobFolders(jobs), seconds)))
+        sys.exit(run_program(_run(hook, job, JobFolders(jobs), seconds, frozenset(secrets))))
     except (OSError, SettingsError) as error:
         logger.error("job %s: %s failed on this node: %s", job.id, hook, error)  # noqa: TRY400 - of the node, not a bug
         sys.exit(1)
 
 
-async def _run(hook: str, job: Job, folders: JobFolders, seconds: float) -> int:
+async def _run(hook: str, job: Job, folders: JobFolders, seconds: float, secrets: frozenset[str]) -> int:
     outages = Outages()
     async with open_services(ClientSettings(), outages.retry) as services:
-        hooks = Hooks(services, folders, is_over, outages)
+        hooks = Hooks(services, folders, is_over, outages, secrets)
         if hook == "prolog":
             return await hooks.prolog(job, seconds)
         await hooks.epilog(job)

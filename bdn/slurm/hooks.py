@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +16,9 @@ from bdn.core.errors import BdnError
 from bdn.core.units import format_duration
 from bdn.net.client import OutageRetry
 from bdn.net.waiting import ready_mirror
-from bdn.slurm.comment import NamedSource, requested_sources
+from bdn.slurm.comment import Requested, requested
 from bdn.slurm.job_folder import Job, JobFolders
-from bdn.wire.mirror_schema import Mirror
+from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from bdn.wire.named_sources import request_body
 
 logger = logging.getLogger(__name__)
@@ -49,12 +50,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Hooks:
-    """``is_over`` says whether slurmctld has ended a job whose prolog still runs."""
+    """``is_over`` says whether slurmctld has ended a job whose prolog still runs; ``secrets`` may be named by comments."""
 
     services: Services
     folders: JobFolders
     is_over: Callable[[int], Awaitable[bool]]
     outages: Outages = field(default_factory=Outages)
+    secrets: AbstractSet[str] = frozenset()
 
     async def prolog(self, job: Job, seconds: float) -> int:
         """Stage, within so many seconds. Returns the exit code: 1 if this node cannot stage, so Slurm drains it.
@@ -65,7 +67,7 @@ class Hooks:
         """
         self.folders.make(job)
         try:
-            wanted = requested_sources(job.comment)
+            wanted = requested(job.comment, self.secrets)
         except BdnError as error:
             self._refuse(job, f"{error} [{error.code}]")
             return 0
@@ -85,7 +87,7 @@ class Hooks:
         self.folders.remove(job)
         await self._sweep()
 
-    async def _within(self, seconds: float, job: Job, wanted: tuple[NamedSource, ...]) -> Outcome:
+    async def _within(self, seconds: float, job: Job, wanted: Requested) -> Outcome:
         async with asyncio.TaskGroup() as group:
             work = group.create_task(self._outcome(job, wanted))
             end = group.create_task(self._until_over(job))
@@ -101,7 +103,7 @@ class Hooks:
             "continues to copy them: submit the job again, after 'bdn mirror SOURCE --wait'"
         )
 
-    async def _outcome(self, job: Job, wanted: tuple[NamedSource, ...]) -> Outcome:
+    async def _outcome(self, job: Job, wanted: Requested) -> Outcome:
         try:
             await self.outages.retry("agent").ask(self.services.agent.stages)
             await self._sweep()
@@ -109,22 +111,22 @@ class Hooks:
         except BdnError as error:
             return Outcome(problem=f"{error} [{error.code}]")
 
-    async def _staged(self, job: Job, wanted: tuple[NamedSource, ...]) -> tuple[str, ...]:
+    async def _staged(self, job: Job, wanted: Requested) -> tuple[str, ...]:
         """``NAME=path`` for each source, once all files are verified and mounted."""
-        mounts = {f"/job-{job.id}.{job.restarts}/{one.name}": one.name for one in wanted}
-        begun = await self._agreed(job, tuple(one.source for one in wanted), tuple(mounts))
+        mounts = {f"/job-{job.id}.{job.restarts}/{one.name}": one.name for one in wanted.sources}
+        body = request_body(tuple(one.source for one in wanted.sources), tuple(mounts), secret=wanted.secret)
+        begun = await self._agreed(job, body, list(mounts))
         mirror = ready_mirror(await self.services.last_mirror(begun.id, None))
         stage = await self.services.begin_stage(mirror.id, job.stages, ttl_seconds=None, warm=False, report=None)
         paths = StagedFiles.of(await self.services.last_stage(stage.id, None)).paths
         return tuple(f"{name}={paths[mount]}" for mount, name in mounts.items())
 
-    async def _agreed(self, job: Job, sources: tuple[str, ...], mounts: tuple[str, ...]) -> Mirror:
+    async def _agreed(self, job: Job, body: MirrorRequestBody, mounts: list[str]) -> Mirror:
         """The mirror of this job for all of its nodes, so that they see one commit of a branch.
 
         Mount locations name the job, so an equal mirror is of another node of it. A requests a mirror, which is READY
         at once; the branch moves; B requests another one, finds A's, which is older, and takes that.
         """
-        body = request_body(sources, mounts)
         own = await self.outages.retry("mirror").ask(partial(self.services.mirrors.request, body))
         if job.nodes == 1:
             return own
@@ -132,8 +134,7 @@ class Hooks:
         equal = [
             mirror
             for mirror in await self.outages.retry("mirror").ask(listed)
-            if [one.mount_location for one in mirror.sources] == list(mounts)
-            and mirror.status not in ("FAILED", "CANCELED")
+            if [one.mount_location for one in mirror.sources] == mounts and mirror.status not in ("FAILED", "CANCELED")
         ]
         return min((own, *equal), key=lambda mirror: (mirror.created_at, mirror.id))
 

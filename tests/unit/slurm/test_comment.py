@@ -3,7 +3,7 @@
 import pytest
 
 from bdn.core.errors import BdnError, InvalidRequestError, InvalidSourceError
-from bdn.slurm.comment import MOST_SOURCES, NamedSource, requested_sources
+from bdn.slurm.comment import MOST_SOURCES, NamedSource, Requested, requested
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from bdn.slurm.comment import MOST_SOURCES, NamedSource, requested_sources
     ],
 )
 def test_comment__names_sources_and_variables(comment: str, expected: list[tuple[str, str]]) -> None:
-    assert requested_sources(comment) == tuple(NamedSource(*one) for one in expected)
+    assert requested(comment) == Requested(tuple(NamedSource(*one) for one in expected))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_comment__names_sources_and_variables(comment: str, expected: list[tuple
 )  # fmt: skip
 def test_comment__of_another_form__is_refused(comment: str) -> None:
     with pytest.raises((InvalidRequestError, InvalidSourceError)):
-        requested_sources(comment)
+        requested(comment)
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,16 @@ def test_comment__of_another_form__is_refused(comment: str) -> None:
 )
 def test_source__that_no_mirror_copies__is_refused(source: str) -> None:
     with pytest.raises(BdnError) as raised:
-        requested_sources(f"bdn:{source}")
+        requested(f"bdn:{source}")
     assert raised.value.code == "INVALID_SOURCE"
+
+
+def test_secret__that_the_operator_permits__opens_all_sources_and_another_is_refused() -> None:
+    comment = "bdn:secret=hub A=hf://org/model B=hf://org/other"
+    assert requested(comment, {"hub", "s3"}).secret == "hub"
+    for permitted in (set[str](), {"s3"}):
+        with pytest.raises(InvalidRequestError, match="may not name the secret 'hub'"):
+            requested(comment, permitted)
+    for wrong in ("bdn:secret=hub", "bdn:secret=hub secret=hub hf://org/model", "bdn:hf://org/model secret=hub"):
+        with pytest.raises((InvalidRequestError, InvalidSourceError)):
+            requested(wrong, {"hub"})

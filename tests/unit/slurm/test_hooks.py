@@ -30,9 +30,11 @@ class Mirrors(MirrorClient):
         super().__init__("http://127.0.0.1:1")
         self.made: list[Mirror] = []
         self.status: MirrorStatus = "READY"
+        self.named: list[str | None] = []
 
     async def request(self, body: MirrorRequestBody) -> Mirror:
         number = len(self.made)
+        self.named = [one.auth_secret_name for one in body.weights or ()]
         sources = [
             MirrorSource(source=one.source, mount_location=one.mount_location or "", status=self.status)
             for one in body.weights or ()
@@ -147,6 +149,7 @@ async def test_prolog__of_another_start_or_job__stages_a_mirror_of_its_own(node:
     for job in (JOB, later):
         assert await node.hooks.prolog(job, 60) == 0
     assert node.agent.grants == ["grant-0", "grant-1"]
+    assert node.mirrors.named == [None]
 
 
 async def test_prolog__whose_mirror_fails__leaves_a_sentence_and_the_other_node_requests_its_own(
@@ -182,3 +185,12 @@ async def test_epilog__that_cannot_release_a_stage__releases_the_others_and_the_
     node.agent.stuck = set()
     await node.hooks.epilog(JOB)
     assert not node.agent.known
+
+
+async def test_prolog__of_a_comment_with_a_secret__requests_its_sources_with_it_if_it_is_permitted(node: Node) -> None:
+    job = replace(JOB, comment="bdn:secret=hub hf://org/model")
+    assert await node.hooks.prolog(job, 60) == 0
+    assert "may not name the secret 'hub'" in node.left("error")
+    assert not node.mirrors.made
+    assert await replace(node.hooks, secrets=frozenset({"hub"})).prolog(job, 60) == 0
+    assert node.mirrors.named == ["hub"]
