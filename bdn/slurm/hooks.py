@@ -110,6 +110,9 @@ class Hooks:
             return Outcome(lines=await self._staged(job, wanted))
         except BdnError as error:
             return Outcome(problem=f"{error} [{error.code}]")
+        except Exception:
+            logger.exception("job %s: staging failed because of a bug", job.id)
+            return Outcome(problem="staging failed because of a bug; the node's syslog has more [INTERNAL]")
 
     async def _staged(self, job: Job, wanted: Requested) -> tuple[str, ...]:
         """``NAME=path`` for each source, once all files are verified and mounted."""
@@ -140,9 +143,9 @@ class Hooks:
 
     async def _until_over(self, job: Job) -> None:
         while True:
+            await asyncio.sleep(_CANCELED_SECONDS)
             if await self.is_over(job.id):
                 return
-            await asyncio.sleep(_CANCELED_SECONDS)
 
     async def _sweep(self) -> None:
         await self._release(lambda stages: not self.folders.has(stages))

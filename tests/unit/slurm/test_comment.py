@@ -1,9 +1,12 @@
 """The comment of a job: what it names, and what is refused."""
 
+import re
+
 import pytest
 
 from bdn.core.errors import BdnError, InvalidRequestError, InvalidSourceError
 from bdn.slurm.comment import MOST_SOURCES, NamedSource, Requested, requested
+from tests.support.services.commands import ROOT
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,7 @@ def test_comment__names_sources_and_variables(comment: str, expected: list[tuple
         *("bdn:A=hf://org/model A=hf://org/other", "bdn:a=hf://org/model", "bdn:2A=hf://org/model", f"bdn:{'A' * 65}=hf://org/model"),
         *("bdn:PATH=hf://org/model", "bdn:LD_PRELOAD=hf://org/model", "bdn:SLURM_JOB_ID=hf://org/model", "bdn:BDN_TOKEN=hf://org/model"),
         *("bdn:../etc=hf://org/model", "bdn:A;B=hf://org/model", "bdn:$(id)=hf://org/model", "bdn:A=B=hf://org/model"),
-        *("bdn:A=hf://org/model\nB=hf://org/model", "bdn:A=hf://org/model\tB=hf://org/model", "bdn:A=hf://org/mod\u00e9l", "bdn:\udcff"),
+        *("bdn:A=hf://org/model\nB=hf://org/model", "bdn:A=hf://org/model\tB=hf://org/model", "bdn:s3://bucket/mod\u00e9l", "bdn:\udcff"),
         "bdn:hf://org/" + "m" * 5000,
         "bdn:" + " ".join(f"A{number}=hf://org/model" for number in range(MOST_SOURCES + 1)),
     ],
@@ -57,3 +60,11 @@ def test_secret__that_the_operator_permits__opens_all_sources_and_another_is_ref
     for wrong in ("bdn:secret=hub", "bdn:secret=hub secret=hub hf://org/model", "bdn:hf://org/model secret=hub"):
         with pytest.raises((InvalidRequestError, InvalidSourceError)):
             requested(wrong, {"hub"})
+
+
+def test_page__has_comments_that_are_accepted() -> None:
+    page = (ROOT / "docs/slurm.md").read_text()
+    examples = re.findall(r"--comment='(bdn:[^']+)'", page)
+    assert len(examples) > 2
+    for comment in examples:
+        assert requested(comment, {"hub"}).sources

@@ -30,11 +30,11 @@ class Mirrors(MirrorClient):
         super().__init__("http://127.0.0.1:1")
         self.made: list[Mirror] = []
         self.status: MirrorStatus = "READY"
-        self.named: list[str | None] = []
+        self.opened_by: list[str | None] = []
 
     async def request(self, body: MirrorRequestBody) -> Mirror:
         number = len(self.made)
-        self.named = [one.auth_secret_name for one in body.weights or ()]
+        self.opened_by = [one.auth_secret_name for one in body.weights or ()]
         sources = [
             MirrorSource(source=one.source, mount_location=one.mount_location or "", status=self.status)
             for one in body.weights or ()
@@ -149,7 +149,7 @@ async def test_prolog__of_another_start_or_job__stages_a_mirror_of_its_own(node:
     for job in (JOB, later):
         assert await node.hooks.prolog(job, 60) == 0
     assert node.agent.grants == ["grant-0", "grant-1"]
-    assert node.mirrors.named == [None]
+    assert node.mirrors.opened_by == [None]
 
 
 async def test_prolog__whose_mirror_fails__leaves_a_sentence_and_the_other_node_requests_its_own(
@@ -193,4 +193,4 @@ async def test_prolog__of_a_comment_with_a_secret__requests_its_sources_with_it_
     assert "may not name the secret 'hub'" in node.left("error")
     assert not node.mirrors.made
     assert await replace(node.hooks, secrets=frozenset({"hub"})).prolog(job, 60) == 0
-    assert node.mirrors.named == ["hub"]
+    assert node.mirrors.opened_by == ["hub"]
