@@ -91,9 +91,12 @@ class MirrorClient(ContentClient):
     async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
         return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
 
-    async def mirrors(self, status: MirrorStatus, limit: int = 100) -> list[Mirror]:
-        """The newest mirrors of the organisation that have this status."""
-        params = {"status": status, "limit": str(limit)}
+    async def mirrors(
+        self, status: MirrorStatus | None = None, source: str | None = None, limit: int = 100
+    ) -> list[Mirror]:
+        """The newest mirrors of the organisation, of this status, or of this source."""
+        given = {"status": status, "source": source, "limit": str(limit)}
+        params = {name: value for name, value in given.items() if value is not None}
         return (await self._call(Page[Mirror], "GET", "/mirror", params=params)).items
 
     def follow(
