@@ -1,12 +1,13 @@
 """The file ``BDN_KUBERNETES``: what it may say, and the one error of a file that says something else."""
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from bdn.core.errors import InvalidRequestError
-from bdn.mirror.access.clusters import load_clusters
+from bdn.mirror.access.clusters import KubernetesCluster, load_clusters
 from bdn.mirror.app import load_service_accounts
 from bdn.mirror.settings import MirrorSettings
 
@@ -35,6 +36,15 @@ def test_load__good_file__has_the_place_of_each_namespace(tmp_path: Path) -> Non
     assert (name, cluster.agents) == ("gpu", "bdn/bdn-agent")
     assert cluster.place_of(name, "research") == ("acme", "vision")
     assert cluster.place_of(name, "lab") == ("default", "gpu.lab")
+
+
+def test_load__example_of_the_documentation__is_valid(tmp_path: Path) -> None:
+    """But for its file of authorities, which a pod has."""
+    page = (Path(__file__).parents[3] / "docs/authentication.md").read_text()
+    (example,) = re.findall(r"```toml\n(.+?)```", page, re.DOTALL)
+    (cluster,) = load_clusters(written(tmp_path, example)).values()
+    assert cluster.place_of("gpu", "research") == ("acme", "vision")
+    assert {name for name in KubernetesCluster.model_fields if name not in example} == set()
 
 
 @pytest.mark.parametrize(("old", "new", "problem"), [
