@@ -350,6 +350,10 @@ async def test_keys__in_a_file__are_read_again_for_an_unknown_id(issuer: Issuer,
     file.write_bytes(issuer.key_set())
     clock.advance(60)
     assert await keys.find("key-1") is not None
+    file.write_bytes(issuer.key_set().ljust(256 * 1024 + 1))
+    clock.advance(60)
+    with pytest.raises(StoreUnavailableError, match="more than 262144 bytes"):
+        await keys.find("key-2")
     file.unlink()
     clock.advance(60)
     with pytest.raises(StoreUnavailableError, match="No such file"):
