@@ -185,6 +185,8 @@ def hostile() -> Iterator[tuple[str, str]]:
     yield "no base64", "a.b.c"
     yield "huge", "a" * 60_000 + ".b.c"
     yield "huge head", _b64(json.dumps({"alg": "RS256", "kid": "k" * 50_000}).encode()) + ".e30.e30"
+    of_cluster = {"iss": "https://kubernetes.default.svc", "x": "x" * 20_000}
+    yield "huge claims", unsigned(of_cluster, {"alg": "RS256", "kid": "key-0"})
     yield "deep head", f"{deep}.e30.e30"
     yield "deep claims", f"{_b64(json.dumps({'alg': 'RS256', 'kid': 'key-0'}).encode())}.{deep}.e30"
     yield "claims that are a list", unsigned([], {"alg": "RS256", "kid": "key-0"})  # type: ignore[arg-type]
