@@ -13,10 +13,11 @@ PROGRAMS: Final = (MirrorSettings, AgentSettings, ClientSettings)
 LINK: Final = "tcp://10.43.0.1:8460"
 # Any text is one: paths, names, and addresses that only the library behind them can judge.
 FREE: Final = {
+    *("BDN_KUBERNETES", "BDN_AGENT_TOKEN_FILE"),
     *(f"BDN_{name}" for name in ("DATABASE_URL", "STORE", "STORE_SECRET", "HOST")),
     *("BDN_TOKEN", "BDN_SECRETS_KEY", "BDN_DATA_DIR", "BDN_SECRETS_DIR", "BDN_TLS_CERT", "BDN_TLS_KEY", "BDN_TLS_CA"),
-    *("BDN_IDENTITY_KEY_FILE", "BDN_KUBERNETES", "BDN_GRANT_KEY_FILE", "BDN_AGENT_HOST", "BDN_AGENT_SOCKET", "BDN_AGENT_NODE"),
-    *(f"BDN_AGENT_{name}" for name in ("CLUSTER", "TOKEN_FILE", "CACHE_DIR", "SCRATCH_DIR", "VOLUME_ROOT", "MOUNTS_DIR", "TLS_CERT", "TLS_KEY")),
+    *("BDN_IDENTITY_KEY_FILE", "BDN_GRANT_KEY_FILE", "BDN_AGENT_HOST", "BDN_AGENT_SOCKET", "BDN_AGENT_NODE"),
+    *(f"BDN_AGENT_{name}" for name in ("CLUSTER", "CACHE_DIR", "SCRATCH_DIR", "VOLUME_ROOT", "MOUNTS_DIR", "TLS_CERT", "TLS_KEY")),
 }  # fmt: skip
 SETTINGS: Final = [(program, program.variable(name), name) for program in PROGRAMS for name in program.model_fields]
 JUDGED: Final = [row for row in SETTINGS if row[1] not in FREE]
