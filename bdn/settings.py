@@ -171,6 +171,7 @@ NAMES: Final = frozenset(
         "identity_key_file",
         "issuer_url",
         "jobs",
+        "kubernetes",
         "limit_bytes",
         "limit_files",
         "limit_push_bytes",

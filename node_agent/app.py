@@ -25,6 +25,7 @@ from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.cache.kubelet_disk import kubelet_place, warn_of_kubelet
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.space import check_fitness
@@ -139,6 +140,7 @@ async def open_agent(
         # Disk and cache: load the state of the last run.
         disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
         places = disk.places
+        await in_thread(warn_of_kubelet, settings, places.root, kubelet_place())
         journal = Journal(places.journal, clock, metrics.lost_events.inc)
         stack.callback(journal.close)
         await in_thread(journal.open)
@@ -158,7 +160,9 @@ async def open_agent(
         manifests = tiers.node.files.records
 
         # Fetch: chunks from peers and the mirror.
-        client = await stack.enter_async_context(MirrorClient(settings.url, settings.token, authorities=authorities))
+        client = await stack.enter_async_context(
+            MirrorClient(settings.url, settings.token, token_file=settings.token_file, authorities=authorities)
+        )
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS, authorities=authorities)
         to_peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS, authorities=authorities)
         peers = Peers(members, settings.byte_threads, elapsed)

@@ -69,6 +69,7 @@ class AgentSettings(FileSettings):
     data_dir: Path = Field(default_factory=default_data_dir, validation_alias=_SHARED["data_dir"])
     url: ServiceUrl = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: Bearer | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
+    token_file: Path | None = None  # with the token, instead of ``token``; read at each use
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
     outage_seconds: Annotated[float, Field(ge=0)] = Field(
         default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]
@@ -79,7 +80,8 @@ class AgentSettings(FileSettings):
     )
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
-    headroom_bytes: Size | None = None  # None means 5 % of the disk
+    headroom_bytes: Size | None = None  # None means ``headroom_percent`` of the disk
+    headroom_percent: Annotated[int, Field(ge=0, le=90)] = 5
     cluster_cache_bytes: Size | None = None  # None means a tenth of the cache, or all of it for a cluster cache alone
     keep_percent: Annotated[int, Field(ge=0, le=100)] = 50  # of its limit that a tier keeps on a full disk
     roles: Annotated[tuple[Role, ...], NoDecode, BeforeValidator(_roles), Field(min_length=1)] = ("node", "cluster")
@@ -144,6 +146,15 @@ class AgentSettings(FileSettings):
     def effective_socket(self) -> Path:
         return self.socket or self.data_dir / "agent.sock"
 
+    @property
+    def shown_token(self) -> str | Path | None:
+        """The token that the mirror gets, or the file with it."""
+        return self.token_file or self.token
+
+    def headroom_of(self, disk_bytes: int) -> int:
+        """Bytes left to other programs on a disk of this size."""
+        return disk_bytes * self.headroom_percent // 100 if self.headroom_bytes is None else self.headroom_bytes
+
     def advertised(self, data_port: int) -> str | None:
         """The data plane's URL for peers; None if it listens on loopback and the mirror is on another machine.
 
@@ -156,6 +167,8 @@ class AgentSettings(FileSettings):
         return f"{scheme}://[{host}]:{data_port}" if ":" in host else f"{scheme}://{host}:{data_port}"
 
     def check(self) -> None:
+        if self.token is not None and self.token_file is not None:
+            raise SettingsError("BDN_AGENT_TOKEN_FILE: BDN_TOKEN is set, too; set one of them")
         if "job" in self.roles and "node" not in self.roles:
             raise SettingsError("BDN_AGENT_ROLES: job needs node, which stages the weights of jobs; set node,job")
         if self.auth == "off" and not is_loopback(self.host):

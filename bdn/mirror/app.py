@@ -17,7 +17,9 @@ from bdn.core.pace.retry import RetryPolicy, StallPolicy
 from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access.access import Access
+from bdn.mirror.access.clusters import load_clusters
 from bdn.mirror.access.key_files import load_grant_signer
+from bdn.mirror.access.service_accounts import ServiceAccounts
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
@@ -247,7 +249,10 @@ async def open_mirror(
         # Data plane: store → agents, and jobs → store.
         tokens = TokenTable(database, now)
         token = settings.token if settings.auth == "token" else None
-        access = Access(token, tokens, GrantVerifier(signer.public_keys))
+        accounts = await asyncio.to_thread(load_service_accounts, settings)
+        if serve and accounts is not None:
+            await stack.enter_async_context(in_background(accounts.keep()))
+        access = Access(token, tokens, GrantVerifier(signer.public_keys), accounts)
         readers = ThreadPoolExecutor(_STORE_READERS, "store-read")
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
@@ -351,6 +356,17 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
     if settings.auth == "off" and not is_loopback(settings.host):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
+
+
+def load_service_accounts(settings: MirrorSettings) -> ServiceAccounts | None:
+    """The callers from Kubernetes; None without ``kubernetes``. Blocking. Raises ``InvalidRequestError``."""
+    if settings.kubernetes is None:
+        return None
+    if settings.auth == "off":
+        raise InvalidRequestError(
+            "BDN_KUBERNETES needs BDN_AUTH=token: with BDN_AUTH=off every caller is the operator, and no token is checked"
+        )
+    return ServiceAccounts(load_clusters(settings.kubernetes))
 
 
 async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:

@@ -84,6 +84,7 @@ class MirrorSettings(FileSettings):
     identity_key_file: Path | None = None  # None means one in the data dir
     events_seconds: Annotated[float, Field(gt=0)] = 30 * 86400.0
     mirrors_seconds: Annotated[float, Field(gt=0)] = 90 * 86400.0
+    kubernetes: Path | None = None  # TOML: clusters whose service-account tokens are trusted
     grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     presign_seconds: Annotated[int, Field(gt=0)] = 12 * 3600  # validity of a file's address

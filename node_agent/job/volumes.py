@@ -484,7 +484,9 @@ async def open_volumes(
         job = parse_source(record.job or "")
         assert isinstance(job, CheckpointUri)  # noqa: S101 - from a verified push grant
         assert checkpoints is not None  # noqa: S101 - called for volumes with checkpoints only
-        mirror = MirrorClient(settings.url, record.push_grant, agent_token=settings.token, authorities=authorities)
+        mirror = MirrorClient(
+            settings.url, record.push_grant, agent_token=settings.shown_token, authorities=authorities
+        )
         return Syncer(
             JobDirectory(checkpoints.place, walks=walks),
             job,
@@ -497,7 +499,7 @@ async def open_volumes(
 
     volumes = JobVolumes(
         settings=settings,
-        space=VolumeSpace(cache, settings.effective_scratch_dir.absolute(), settings.headroom_bytes),
+        space=VolumeSpace(cache, settings.effective_scratch_dir.absolute(), settings.headroom_of),
         background=await stack.enter_async_context(BackgroundTasks()),
         clock=clock,
         verify=verify,

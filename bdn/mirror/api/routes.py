@@ -16,7 +16,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import parse_source
-from bdn.mirror.access.access import Access, Caller, NotPermittedError
+from bdn.mirror.access.access import Access
+from bdn.mirror.access.callers import Caller, NotPermittedError
 from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
     TEXT,
@@ -32,6 +33,7 @@ from bdn.mirror.api.callers import (
     Organisation,
     PrefetchId,
     Pushing,
+    Requester,
     SecretName,
     TeamController,
     TokenId,
@@ -234,7 +236,7 @@ async def post(
     requests: _Requests,
     body: MirrorRequestBody,
     response: Response,
-    caller: TeamController,
+    caller: Requester,
     traceparent: Traceparent,
     dry_run: Annotated[bool, Query()] = False,
 ) -> Mirror | Plan:
@@ -265,7 +267,7 @@ async def page(
 
 
 @mirrors_router.get("/mirror/{mirror_id}", summary="A mirror")
-async def get(requests: _Requests, mirror_id: MirrorId, caller: TeamController, wait: WaitSeconds = 0) -> Mirror:
+async def get(requests: _Requests, mirror_id: MirrorId, caller: Requester, wait: WaitSeconds = 0) -> Mirror:
     return await requests.wait(mirror_id, caller.organisation, wait, caller.team)
 
 
@@ -283,7 +285,7 @@ async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamControlle
 
 
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
-async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> Mirror:
+async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Requester) -> Mirror:
     return await requests.cancel(mirror_id, caller.organisation, caller.team)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.mirror.access.access import Caller
+from bdn.mirror.access.callers import Caller
 from bdn.mirror.db import agents, mirrors, training
 from bdn.mirror.db.database import Database, ReadSession
 from bdn.mirror.db.mirrors import Owner
