@@ -18,6 +18,7 @@ from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.key_files import load_grant_signer
+from bdn.mirror.access.sessions import Sessions
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
@@ -50,6 +51,8 @@ from bdn.mirror.operations.heartbeats import Membership
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.page.entry import PAGE, OperatorPage
+from bdn.mirror.page.sources import Sources
 from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
@@ -301,6 +304,7 @@ async def open_mirror(
         forwarder = HubForwarder(upstreams, hub_threads)
         gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
         await stack.enter_async_context(gateway.running())
+        names = Names(database, store, settings.tombstone_seconds)
         services = (
             requests,
             asked,
@@ -310,7 +314,7 @@ async def open_mirror(
             secrets,
             tokens,
             access,
-            Names(database, store, settings.tombstone_seconds),
+            names,
             ContentsService(database, access, chunks, metrics, data_port, locations.delivery),
             locations,
             files,
@@ -326,6 +330,21 @@ async def open_mirror(
             metrics,
             *filter(None, [issuer]),
         )
+        page = OperatorPage(
+            Sources(
+                Sessions(access, database, now),
+                requests,
+                heartbeats,
+                names,
+                events,
+                damages,
+                asked,
+                training_jobs,
+                projects,
+                database.watch,
+                now,
+            )
+        )
         uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc, buffers)
         api = new_service(
             "BDN mirror",
@@ -335,7 +354,7 @@ async def open_mirror(
             ),
             routers=ROUTERS,
             provides=services,
-            others={UPLOADS: uploads},
+            others={UPLOADS: uploads, PAGE: page},
         )
         yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
 
