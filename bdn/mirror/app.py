@@ -305,12 +305,13 @@ async def open_mirror(
         forwarder = HubForwarder(upstreams, hub_threads)
         gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
         await stack.enter_async_context(gateway.running())
+        job_stages = JobStages(database)
         names = Names(database, store, settings.tombstone_seconds)
         services = (
             requests,
             asked,
             heartbeats,
-            JobStages(database),
+            job_stages,
             events,
             collections,
             secrets,
@@ -341,6 +342,7 @@ async def open_mirror(
                 events,
                 damages,
                 asked,
+                job_stages,
                 training_jobs,
                 projects,
                 database.watch,

@@ -12,6 +12,7 @@ from bdn.mirror.db.waiting import SharedRead, Watch
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import OperationRequests
 from bdn.mirror.training.jobs import TrainingJobs
@@ -30,6 +31,7 @@ class Sources:
     events: Events
     damages: Damages
     operations: OperationRequests
+    job_stages: JobStages
     training_jobs: TrainingJobs
     projects: Projects
     watch: Watch
