@@ -134,7 +134,7 @@ async def _begin(url: str, manifests: int, mirrors: int) -> None:
     async with database.write() as session:
         for number in range(manifests + mirrors):
             is_done, mirror_id = number < manifests, f"mir_{number:024x}"
-            status, digest = ("READY", f"{number:064x}") if is_done else ("SYNCING", None)
+            status = "READY" if is_done else "SYNCING"
             claim = {} if is_done else {"claimed_by": "another", "claim_expires_at": now + 86400}
             times = {"started_at": now - 100, "completed_at": now if is_done else None}
             session.add(

@@ -53,7 +53,7 @@ async def test_replica_is_killed__the_view_and_the_session_go_on_at_the_other(
         await beat(other.http, 550)
 
         row = opened.page.get_by_role("row", name="n1 alive 55 %")
-        await expect(row).to_be_visible(timeout=60_000)
+        await expect(row).to_be_visible()
         assert await opened.page.evaluate("window.stayed")
         await row.get_by_role("link").click()
         await expect(opened.page.get_by_role("heading", name="Node n1")).to_be_visible()

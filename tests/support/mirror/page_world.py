@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.mirror.db.tables import ChunkSetRow, ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.net.api_server import bind_tcp, serving
@@ -193,7 +194,11 @@ async def _beat(world: PageWorld, number: int) -> None:
 
 
 def _admission(world: PageWorld, number: int, source: str, size: int) -> Json:
-    facts = {"stage": f"stg_{number:024x}", "job": f"llama-sft/job-{1800 + number}", "bytes_total": size}
+    facts: dict[str, Fact] = {
+        "stage": f"stg_{number:024x}",
+        "job": f"llama-sft/job-{1800 + number}",
+        "bytes_total": size,
+    }
     facts |= {"bytes_missing": size // 2, "budget": 28 * TB, "committed": 5 * TB, "reserved": 0}
     event = Event.of("admitted", facts, manifest=f"b3:{manifest_of(source)}", organisation="default")
     at = world.mirror.service.requests.database.now() - 60

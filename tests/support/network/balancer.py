@@ -11,7 +11,10 @@ _PIECE = 64 * 1024
 async def balancing(ports: Sequence[int]) -> AsyncIterator[str]:
     """The address of the proxy, until the block ends."""
 
+    clients: set[asyncio.StreamWriter] = set()
+
     async def carry(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        clients.add(to_client)
         for port in ports:
             with suppress(OSError):
                 server, to_server = await asyncio.open_connection("127.0.0.1", port)
@@ -23,11 +26,13 @@ async def balancing(ports: Sequence[int]) -> AsyncIterator[str]:
                     to_server.close()
                 break
         to_client.close()
+        clients.discard(to_client)
 
     listener = await asyncio.start_server(carry, "127.0.0.1", 0)
     async with listener:
         yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-        listener.close_clients()
+        for client in clients:
+            client.close()
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
