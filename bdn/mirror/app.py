@@ -20,6 +20,7 @@ from bdn.mirror.access.access import Access
 from bdn.mirror.access.clusters import load_clusters
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.access.service_accounts import ServiceAccounts
+from bdn.mirror.access.sessions import Sessions
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
@@ -54,6 +55,8 @@ from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.page.entry import PAGE, OperatorPage
+from bdn.mirror.page.sources import Sources
 from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
@@ -310,17 +313,19 @@ async def open_mirror(
         copies = GatewayCopies(requests, settings.gateway_organisation, settings.gateway_secret)
         await stack.enter_async_context(copies.running())
         gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, copies, metrics.bypassing_tokens.inc)
+        job_stages = JobStages(database)
+        names = Names(database, store, settings.tombstone_seconds)
         services = (
             requests,
             asked,
             heartbeats,
-            JobStages(database),
+            job_stages,
             events,
             collections,
             secrets,
             tokens,
             access,
-            Names(database, store, settings.tombstone_seconds),
+            names,
             ContentsService(database, access, chunks, metrics, data_port, locations.delivery),
             locations,
             files,
@@ -336,6 +341,22 @@ async def open_mirror(
             metrics,
             *filter(None, [issuer]),
         )
+        page = OperatorPage(
+            Sources(
+                Sessions(access, database, now),
+                requests,
+                heartbeats,
+                names,
+                events,
+                damages,
+                asked,
+                job_stages,
+                training_jobs,
+                projects,
+                database.watch,
+                now,
+            )
+        )
         uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc, buffers)
         api = new_service(
             "BDN mirror",
@@ -345,7 +366,7 @@ async def open_mirror(
             ),
             routers=ROUTERS,
             provides=services,
-            others={UPLOADS: uploads},
+            others={UPLOADS: uploads, PAGE: page},
         )
         yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock, metrics)
 

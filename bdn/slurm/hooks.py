@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bdn.cli.printable import printable
 from bdn.client.services import Services
 from bdn.client.staged import StagedFiles
 from bdn.core.errors import BdnError
+from bdn.core.printable import printable
 from bdn.core.units import format_duration
 from bdn.net.client import OutageRetry
 from bdn.net.waiting import ready_mirror

@@ -63,7 +63,16 @@ from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
-from bdn.net.api_server import EVENTS, Bearer, EventStream, Traceparent, WaitSeconds, new_router, provided
+from bdn.net.api_server import (
+    EVENTS,
+    Bearer,
+    EventStream,
+    Traceparent,
+    WaitSeconds,
+    document_events,
+    new_router,
+    provided,
+)
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.traces import spans
 from bdn.wire.access_schema import (
@@ -281,7 +290,7 @@ async def get(requests: _Requests, mirror_id: MirrorId, caller: Requester, wait:
 async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> EventStream:
     await requests.get(mirror_id, caller.organisation, caller.team)  # refuse before the stream begins
     followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS, caller.team)
-    return EventStream(followed, lambda mirror: mirror.status in TERMINAL)
+    return EventStream(document_events(followed, lambda mirror: mirror.status in TERMINAL))
 
 
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
@@ -306,12 +315,23 @@ async def tree(
 
 
 @contents_router.get("/manifests", summary="Manifests, and the tiers that hold them")
-async def held(names: _Names, caller: Controller, cursor: str | None = None, limit: _Limit = 1000) -> HeldManifests:
-    """Every manifest of the organisation that some tier holds, by digest.
+async def held(
+    *,
+    names: _Names,
+    caller: Controller,
+    cluster: Name = None,
+    node: Name = None,
+    cursor: str | None = None,
+    limit: _Limit = 1000,
+) -> HeldManifests:
+    """Every manifest of the organisation that some tier holds, by digest; or that the agent of this cluster and node holds.
 
     A page holds fewer manifests than its limit if very many agents hold them.
     """
-    found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit)
+    if (cluster is None) != (node is None):
+        raise InvalidRequestError("cluster and node name one agent together: give both or none")
+    holder = None if cluster is None or node is None else (cluster, node)
+    found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit, holder)
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
 
@@ -472,15 +492,27 @@ async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
     return await membership.clusters()
 
 
-@control_router.get("/stages", summary="A job's stages on all nodes, slowest first")
+@control_router.get("/stages", summary="Stages of a job on all nodes, slowest first, or of one node")
 async def stages(
+    *,
     job_stages: _JobStages,
     caller: TeamController,
-    job: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)],
+    job: Annotated[str | None, Query(min_length=1, max_length=256, pattern=TEXT)] = None,
+    cluster: Name = None,
+    node: Name = None,
     cursor: str | None = None,
     limit: _Limit = 1000,
 ) -> Page[JobStage]:
-    """Those that failed, then those at work by the part that is filled, then those that are READY."""
+    """Those that failed, then those at work by the part that is filled, then those that are READY.
+
+    Of a job, or of the agent of a cluster and node.
+    """
+    if job is None:
+        if cluster is None or node is None:
+            raise InvalidRequestError("name a job, or a cluster and a node")
+        return Page[JobStage](items=await job_stages.on_node(caller.of_all_teams(), cluster, node), next_cursor=None)
+    if cluster is not None or node is not None:
+        raise InvalidRequestError("name either a job, or a cluster and a node")
     items, last = await job_stages.of(caller, job, _read_names(cursor), limit)
     return Page[JobStage](items=items, next_cursor=last and _write_names(*last))
 

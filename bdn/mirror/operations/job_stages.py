@@ -47,6 +47,20 @@ class JobStages:
         documents = [_document(row, report, owners.get(report.mirror_id or ""), now) for row, report in page]
         return documents, places[limit - 1] if len(places) > limit else None
 
+    async def on_node(self, caller: Caller, cluster: str, node: str) -> list[JobStage]:
+        """The stages of one node, in the order of ``of``. ``caller`` is of all teams; an operator sees all of them."""
+        now = self.database.now()
+        async with self.database.read() as session:
+            row = await agents.who_is(session, cluster, node)
+            found = [StageReport.model_validate(one) for one in (row and row.stages) or ()]
+            owners = await mirrors.owners(session, {report.mirror_id for report in found if report.mirror_id})
+        own = {mirror for mirror, owner in owners.items() if owner.organisation == caller.organisation}
+        shown = [one for one in found if caller.role is Role.OPERATOR or one.mirror_id in own]
+        if row is None:
+            return []
+        stages = [_document(row, report, owners.get(report.mirror_id or ""), now) for report in shown]
+        return sorted(stages, key=lambda stage: (_ORDER[stage.state], stage.id))
+
     @staticmethod
     async def _shown(session: ReadSession, caller: Caller, job: str, owners: dict[str, Owner]) -> Collection[str]:
         """The mirrors of ``owners`` that the caller may see, or that are of the training job, if it may see that."""

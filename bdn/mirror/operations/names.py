@@ -34,15 +34,18 @@ class Names:
     tombstone_seconds: float
     _turns: FairLimit = field(default_factory=lambda: FairLimit(1))  # searches
 
-    async def held(self, organisation: str, after: str, limit: int) -> HeldManifests:
-        """A page of the organisation's manifests after ``after`` that some tier holds."""
+    async def held(self, organisation: str, after: str, limit: int, holder: agents.Name | None = None) -> HeldManifests:
+        """A page of the organisation's manifests after ``after`` that some tier holds, or that one agent holds.
+
+        Of a ``holder`` the page names no other agents.
+        """
         async with self.database.read() as session:
-            digests = await mirrors.mirrored_after(session, organisation, after, limit + 1)
-            shown = await self._page(session, digests[:limit])
+            digests = await mirrors.mirrored_after(session, organisation, after, limit + 1, holder)
+            shown = digests[:limit] if holder else await self._page(session, digests[:limit])
             sources = await mirrors.sources_by_manifest(session, organisation, shown)
             published = await mirrors.readable(session, organisation, shown)
             evicted = await mirrors.restorable(session, organisation)
-            nodes = await agents.holdings_of(session, shown)
+            nodes = await agents.holdings_of(session, shown, holder)
         items = []
         for digest in shown:
             if digest in published or digest in nodes or digest in evicted:
@@ -60,7 +63,9 @@ class Names:
                     )
                 )
         cursor = f"b3:{shown[-1]}" if len(shown) < len(digests) else None
-        return HeldManifests(items=items, next_cursor=cursor, store=None if after else await self._store_use())
+        return HeldManifests(
+            items=items, next_cursor=cursor, store=None if after or holder else await self._store_use()
+        )
 
     async def _store_use(self) -> StoreUse:
         async with self.database.read() as session:
