@@ -68,19 +68,16 @@ class NodeVolumes:
         return None
 
     async def release_abandoned(self) -> None:
-        """Release the stages of volumes whose pod's directory is gone: nothing will unpublish them.
-
-        The kubelet removed it while this program did not run, or the node was reinstalled with its cache disk.
-        """
+        """Release the stages of volumes whose pod's directory is gone: nothing will unpublish them."""
         pods = self.settings.kubelet_dir / "pods"
-        known = {stage.id: uid_of(stage.job_id) for stage in await Call().ask(self._open_stages)}
-        owned = {stage_id: pods / uid for stage_id, uid in known.items() if uid is not None}
-        gone = await in_thread(
-            lambda: [name for name, pod in owned.items() if not pod.exists()] if pods.is_dir() else []
-        )
-        for stage_id in gone:
-            await self._unstage(stage_id)
-            logger.info("released the stage of a pod that is gone", extra={"stage": stage_id, "pod": known[stage_id]})
+        try:
+            stages = {stage.id: uid_of(stage.job_id) for stage in await Call().ask(self._open_stages)}
+            for stage_id, uid in stages.items():
+                if uid and await in_thread(partial(_is_gone, pods, uid)):
+                    await self._unstage(stage_id)
+                    logger.info("released the stage of a pod that is gone", extra={"stage": stage_id, "pod": uid})
+        except BdnError as error:
+            logger.warning("cannot release stages of pods that are gone: %s; the next start retries", error)
 
     # --- publishing ---
 
@@ -96,9 +93,6 @@ class NodeVolumes:
             return waiting.refusal
         except BdnError as error:
             return Refusal.of(error)
-        except Exception as error:
-            logger.exception("publishing failed because of a bug", extra={"volume": request.volume_id})
-            return Refusal.of(InternalError(f"{type(error).__name__}: {error}"))
         facts = {"volume": request.volume_id, "stage": stage.id, "job": stage.job_id, "target": str(target.path)}
         logger.info("volume published", extra=facts)
         return None
@@ -160,19 +154,15 @@ class NodeVolumes:
             raise MountFailedError(
                 mount.path, f"the agent exposes stages by {mount.exposure}: set BDN_AGENT_EXPOSURE=none for it"
             )
-        with opened_view(self._mounts, stage.id, mount.path) as view:
+        with opened_view(self.settings.effective_mounts_dir, stage.id, mount.path) as view:
             target.show(view)
 
     def _is_shown(self, target: Target, stage: StageDocument) -> bool:
         try:
-            with opened_view(self._mounts, stage.id, stage.mounts[0].path) as view:
+            with opened_view(self.settings.effective_mounts_dir, stage.id, stage.mounts[0].path) as view:
                 return target.shows(view)
         except MountFailedError:
             return False
-
-    @property
-    def _mounts(self) -> Path:
-        return self.settings.effective_mounts_dir.absolute()
 
     # --- taking back ---
 
@@ -181,8 +171,9 @@ class NodeVolumes:
         try:
             await self._take_back(target)
         except BdnError as error:
-            failed = Refusal.of(error)
-            return Refusal(StatusCode.UNAVAILABLE, f"{refusal.text}; and cannot be cleaned up: {failed.text}")
+            return Refusal(
+                StatusCode.UNAVAILABLE, f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
+            )
         return refusal
 
     async def _take_back(self, target: Target) -> None:
@@ -204,3 +195,8 @@ class NodeVolumes:
         except BdnError as error:
             if error.code != "NOT_FOUND":
                 raise
+
+
+def _is_gone(pods: Path, uid: str) -> bool:
+    """False without the folder of all pods: this is not the kubelet's directory."""
+    return pods.is_dir() and not (pods / uid).exists()

@@ -1,7 +1,6 @@
 """The driver in the foreground: settings, log, clients and sockets, until a signal."""
 
 import asyncio
-import logging
 import os
 import signal
 from contextlib import AsyncExitStack
@@ -9,7 +8,7 @@ from functools import partial
 
 from bdn.cli.logs import log_to_stderr
 from bdn.cli.output import DONE, USAGE, Output, exit_code_of, say_wrong_settings
-from bdn.core.errors import BdnError
+from bdn.core.errors import BdnError, single_error
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.host_lookups import run_program
 from bdn.net.tls import Authorities
@@ -17,8 +16,6 @@ from bdn.settings import SettingsError, warn_of_service_links
 from node_agent.csi.node import NodeVolumes
 from node_agent.csi.server import serving
 from node_agent.csi.settings import CsiSettings
-
-logger = logging.getLogger(__name__)
 
 
 def run() -> int:
@@ -42,25 +39,14 @@ async def serve(settings: CsiSettings) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with AsyncExitStack() as stack:
-        agent = await stack.enter_async_context(AgentClient(f"unix:{settings.effective_socket}"))
-        volumes = NodeVolumes(settings, agent, partial(_mirror, settings, Authorities(settings.tls_ca)))
-        work = await stack.enter_async_context(asyncio.TaskGroup())
-        await stack.enter_async_context(serving(volumes, work))
-        cleaning = work.create_task(_clean_up(volumes))
-        await stopped.wait()
-        cleaning.cancel()
+    with single_error():
+        async with AsyncExitStack() as stack:
+            agent = await stack.enter_async_context(AgentClient(f"unix:{settings.effective_socket}"))
+            mirror = partial(MirrorClient, settings.url, authorities=Authorities(settings.tls_ca))
+            volumes = NodeVolumes(settings, agent, mirror)
+            work = await stack.enter_async_context(asyncio.TaskGroup())
+            await stack.enter_async_context(serving(volumes, work))
+            cleaning = work.create_task(volumes.release_abandoned())
+            await stopped.wait()
+            cleaning.cancel()
     return DONE
-
-
-def _mirror(settings: CsiSettings, authorities: Authorities, token: str | None) -> MirrorClient:
-    return MirrorClient(settings.url, token, authorities=authorities)
-
-
-async def _clean_up(volumes: NodeVolumes) -> None:
-    try:
-        await volumes.release_abandoned()
-    except BdnError as error:
-        logger.warning(
-            "cannot release the stages of pods that are gone: %s; the next start of the driver retries", error
-        )

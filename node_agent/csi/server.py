@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from bdn import __version__
-from bdn.core.errors import InvalidRequestError
+from bdn.core.errors import InternalError, InvalidRequestError
 from bdn.disk.durable import disk_errors, make_folder
 from node_agent.csi.node import NodeVolumes
 from node_agent.csi.protocol import csi_pb2, registration_pb2
@@ -29,10 +29,7 @@ _Services = dict[str, dict[str, _Handler]]  # handlers by service and method
 
 @asynccontextmanager
 async def serving(volumes: NodeVolumes, work: asyncio.TaskGroup) -> AsyncIterator[None]:
-    """Serve on both sockets, the one for the kubelet's calls first. At the end calls at work are answered.
-
-    ``work`` runs the calls: the end of a connection does not cut one in the middle.
-    """
+    """Serve on both sockets, the one for the kubelet's calls first. At the end calls at work are answered."""
     kubelet = volumes.settings.kubelet_dir
     path, found_at = kubelet / "plugins" / DRIVER / "csi.sock", kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
     async with _listening(path, _plugin(volumes, work)) as csi, _listening(found_at, _registration(path)):
@@ -48,11 +45,11 @@ async def serving(volumes: NodeVolumes, work: asyncio.TaskGroup) -> AsyncIterato
 
 def _plugin(volumes: NodeVolumes, work: asyncio.TaskGroup) -> _Services:
     async def publish(request: csi_pb2.NodePublishVolumeRequest, context: _Context) -> Message:
-        await _answered(work.create_task(volumes.publish(request, context.time_remaining())), context)
+        await _answered(work, volumes.publish(request, context.time_remaining()), context)
         return csi_pb2.NodePublishVolumeResponse()
 
     async def unpublish(request: csi_pb2.NodeUnpublishVolumeRequest, context: _Context) -> Message:
-        await _answered(work.create_task(volumes.unpublish(request)), context)
+        await _answered(work, volumes.unpublish(request), context)
         return csi_pb2.NodeUnpublishVolumeResponse()
 
     identity = {
@@ -102,22 +99,26 @@ def _handler(request: type[Message], answering: Callable[[Any, _Context], Awaita
     )
 
 
-async def _answered(answer: asyncio.Task[Refusal | None], context: _Context) -> None:
-    refusal = await asyncio.shield(answer)
+async def _answered(work: asyncio.TaskGroup, calling: Coroutine[Any, Any, Refusal | None], context: _Context) -> None:
+    """Run a call to its end, also if its connection ends, and then answer."""
+    refusal = await asyncio.shield(work.create_task(_without_bugs(calling)))
     if refusal is not None:
         await context.abort(refusal.status, refusal.text)
+
+
+async def _without_bugs(calling: Coroutine[Any, Any, Refusal | None]) -> Refusal | None:
+    try:
+        return await calling
+    except Exception as error:
+        logger.exception("a call failed because of a bug")
+        reason = Refusal.of(InternalError(f"{type(error).__name__}: {error}"))
+        return Refusal(grpc.StatusCode.UNAVAILABLE, reason.text)  # not final: something may be left behind
 
 
 @asynccontextmanager
 async def _listening(path: Path, services: _Services) -> AsyncIterator[grpc.aio.Server]:
     """A server at a socket for root alone. It replaces the socket of a driver that was killed."""
-    if len(bytes(path)) > _LONGEST_PATH:
-        raise InvalidRequestError(
-            f"BDN_CSI_KUBELET_DIR: {path} is longer than the {_LONGEST_PATH} bytes of a socket's path"
-        )
-    with disk_errors(path):
-        make_folder(path.parent, 0o750)
-        path.unlink(missing_ok=True)
+    _make_way(path)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(
         [grpc.method_handlers_generic_handler(name, methods) for name, methods in services.items()]
@@ -131,3 +132,13 @@ async def _listening(path: Path, services: _Services) -> AsyncIterator[grpc.aio.
         yield server
     finally:
         await server.stop(None)  # removes the socket
+
+
+def _make_way(path: Path) -> None:
+    if len(bytes(path)) > _LONGEST_PATH:
+        raise InvalidRequestError(
+            f"BDN_CSI_KUBELET_DIR: {path} is longer than the {_LONGEST_PATH} bytes of a socket's path"
+        )
+    with disk_errors(path):
+        make_folder(path.parent, 0o750)
+        path.unlink(missing_ok=True)

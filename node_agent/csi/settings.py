@@ -51,4 +51,4 @@ class CsiSettings(FileSettings):
     @property
     def effective_mounts_dir(self) -> Path:
         """Where the agent shows stages, by the agent's own defaults."""
-        return self.mounts_dir or (self.cache_dir or self.data_dir / "cache") / "mounts"
+        return (self.mounts_dir or (self.cache_dir or self.data_dir / "cache") / "mounts").absolute()

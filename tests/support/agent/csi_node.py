@@ -1,5 +1,7 @@
 """A node of Kubernetes without the cluster: a hub, a mirror, an agent and the CSI driver, each in a process of its own."""
 
+# ruff: noqa: ASYNC110 - other processes: there is nothing to be notified by
+
 import asyncio
 import shutil
 import sys
@@ -10,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bdn.disk.binding import mounts_below
+from bdn.net.api_clients import MirrorClient
+from bdn.wire.access_schema import Role, TokenRequest
 from bdn.wire.stage_schema import StageDocument
 from tests.support.agent.kubelet import Kubelet, Pod
 from tests.support.agent.mounts import unmounting
 from tests.support.agent.process import Daemon, Program
 from tests.support.services.forked import Process, start
-from tests.support.waiting import until
+from tests.support.waiting import LONGEST_SECONDS, until
 
 DRIVER_COMMAND = (sys.executable, "-m", "node_agent.csi")
 
@@ -38,6 +42,17 @@ class CsiNode:
     root: Path
     url: str
     given: dict[str, str] = field(default_factory=dict)
+    token: str | None = None  # of the mirror's operator
+
+    def mirror(self) -> MirrorClient:
+        return MirrorClient(self.url, self.token)
+
+    async def token_of(self, organisation: str) -> str:
+        """A new token, such as the mirror makes of a pod's."""
+        async with self.mirror() as client:
+            return (
+                await client.create_token(TokenRequest(name="pod", organisation=organisation, role=Role.CONTROLLER))
+            ).token
 
     @property
     def kubelet(self) -> Kubelet:
@@ -78,7 +93,8 @@ class CsiNode:
 
     async def assert_nothing_is_left(self, daemon: Daemon, *pods: Pod) -> None:
         assert mounts_below(self.kubelet.root) == []
-        assert [pod.target for pod in pods if pod.target.exists() or list(pod.target.parent.iterdir())] == []
+        assert [pod.target for pod in pods if pod.target.parent.exists() and list(pod.target.parent.iterdir())] == []
         assert await self.open_stages(daemon) == []
-        while any(use.leased for use in (await daemon.client.cache()).tiers.values()):
-            await asyncio.sleep(0.02)  # another process: there is nothing to be notified by
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while any(use.leased for use in (await daemon.client.cache()).tiers.values()):
+                await asyncio.sleep(0.02)

@@ -134,4 +134,5 @@ async def _call(
         call = channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
         )
-        return await call(request, timeout=seconds)
+        # A driver that was killed leaves its sockets, at which the next one is not there yet.
+        return await call(request, timeout=seconds, wait_for_ready=True)
