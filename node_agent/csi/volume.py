@@ -61,7 +61,7 @@ class Volume:
             raise NotSupportedError(
                 "a volume without its pod's name and namespace", f"set podInfoOnMount: true in the CSIDriver {DRIVER}"
             )
-        token = _token({**call.secrets, **context}.get(_TOKENS, ""))
+        token = _token({**context, **call.secrets}.get(_TOKENS, ""))
         if token is None and needs_token:
             raise NotSupportedError(
                 "a volume without a token of its pod's service account",
