@@ -1,10 +1,10 @@
 """Publishing and unpublishing: a mirror is waited for, a stage, and its view is mounted; and all of it is taken back."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from grpc import StatusCode
@@ -21,7 +21,7 @@ from node_agent.csi.refusal import Refusal, mirroring, staging
 from node_agent.csi.settings import CsiSettings
 from node_agent.csi.target import Target, opened_view, uid_of
 from node_agent.csi.volume import Volume
-from node_agent.csi.waiting import Call, Calls, StillWaitingError, in_thread
+from node_agent.csi.waiting import Call, Calls, in_thread
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 4.0  # figures that the kubelet is given are no older
@@ -39,8 +39,6 @@ class NodeVolumes:
     mirror: Callable[[str | None], MirrorClient]
     calls: Calls = field(default_factory=Calls)
 
-    # --- the calls of the kubelet ---
-
     async def publish(self, request: NodePublishVolumeRequest, seconds_left: float | None) -> Refusal | None:
         """Returns None once the pod may read the whole volume at its target."""
         try:
@@ -50,7 +48,11 @@ class NodeVolumes:
         async with self.calls.alone(target.path) as call:
             refusal = await self._published(request, target, call, seconds_left)
             if refusal is not None and refusal.is_final:
-                refusal = await self._left_clean(target, refusal)
+                try:
+                    await self._take_back(target)
+                except BdnError as error:  # not final: the kubelet calls again, or unpublishes
+                    text = f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
+                    refusal = Refusal(StatusCode.UNAVAILABLE, text)
         if refusal is not None:
             facts = {"volume": request.volume_id, "target": str(target.path), "status": refusal.status.name}
             logger.warning("volume not published: %s", refusal.text, extra=facts)
@@ -69,28 +71,26 @@ class NodeVolumes:
 
     async def release_abandoned(self) -> None:
         """Release the stages of volumes whose pod's directory is gone: nothing will unpublish them."""
-        pods = self.settings.kubelet_dir / "pods"
         try:
-            stages = {stage.id: uid_of(stage.job_id) for stage in await Call().ask(self._open_stages)}
-            for stage_id, uid in stages.items():
-                if uid and await in_thread(partial(_is_gone, pods, uid)):
-                    await self._unstage(stage_id)
-                    logger.info("released the stage of a pod that is gone", extra={"stage": stage_id, "pod": uid})
-        except BdnError as error:
+            stages = await Call().ask(self._open_stages)
+            pods = await in_thread(partial(os.listdir, self.settings.kubelet_dir / "pods"))
+            for stage in stages:
+                uid = uid_of(stage.job_id)
+                if uid is not None and uid not in pods:
+                    await self._unstage(stage.id)
+                    logger.info("released the stage of a pod that is gone", extra={"stage": stage.id, "pod": uid})
+        except (BdnError, OSError) as error:
             logger.warning("cannot release stages of pods that are gone: %s; the next start retries", error)
-
-    # --- publishing ---
 
     async def _published(
         self, request: NodePublishVolumeRequest, target: Target, call: Call, seconds_left: float | None
     ) -> Refusal | None:
         try:
             volume = Volume.parse(request, target, needs_token=self.settings.auth == "token")
-            async with call.held(seconds_left, volume.named):
-                stage = await self._stage(volume, call)
+            stage = await call.hold(seconds_left, self._stage(volume, call))
+            if stage is None:
+                return call.refusal(volume.named)
             await in_thread(partial(self._show, target, stage))
-        except StillWaitingError as waiting:
-            return waiting.refusal
         except BdnError as error:
             return Refusal.of(error)
         facts = {"volume": request.volume_id, "stage": stage.id, "job": stage.job_id, "target": str(target.path)}
@@ -100,7 +100,6 @@ class NodeVolumes:
     async def _stage(self, volume: Volume, call: Call) -> StageDocument:
         """A stage of this volume that is READY: the mounted one, or else one for a grant of now."""
         target = volume.target
-        await in_thread(target.check_way)
         others = await call.ask(partial(self._stages_of, target))
         for stage in others:
             if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
@@ -146,8 +145,6 @@ class NodeVolumes:
             raise ReportedError(stage.error) if stage.error else CanceledError(f"stage {stage.id}")
         return stage
 
-    # --- what is mounted; blocking ---
-
     def _show(self, target: Target, stage: StageDocument) -> None:
         (mount,) = stage.mounts
         if mount.exposure != "none":
@@ -163,18 +160,6 @@ class NodeVolumes:
                 return target.shows(view)
         except MountFailedError:
             return False
-
-    # --- taking back ---
-
-    async def _left_clean(self, target: Target, refusal: Refusal) -> Refusal:
-        """The refusal, or while something is left behind one after which the kubelet calls again."""
-        try:
-            await self._take_back(target)
-        except BdnError as error:
-            return Refusal(
-                StatusCode.UNAVAILABLE, f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
-            )
-        return refusal
 
     async def _take_back(self, target: Target) -> None:
         """Unmount, release and remove. Idempotent. Raises ``BdnError``: some of it is left; call again."""
@@ -195,8 +180,3 @@ class NodeVolumes:
         except BdnError as error:
             if error.code != "NOT_FOUND":
                 raise
-
-
-def _is_gone(pods: Path, uid: str) -> bool:
-    """False without the folder of all pods: this is not the kubelet's directory."""
-    return pods.is_dir() and not (pods / uid).exists()

@@ -39,9 +39,10 @@ async def serve(settings: CsiSettings) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    socket = settings.agent_socket or settings.data_dir / "agent.sock"
     with single_error():
         async with AsyncExitStack() as stack:
-            agent = await stack.enter_async_context(AgentClient(f"unix:{settings.effective_socket}"))
+            agent = await stack.enter_async_context(AgentClient(f"unix:{socket}"))
             mirror = partial(MirrorClient, settings.url, authorities=Authorities(settings.tls_ca))
             volumes = NodeVolumes(settings, agent, mirror)
             work = await stack.enter_async_context(asyncio.TaskGroup())

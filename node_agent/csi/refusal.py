@@ -18,35 +18,25 @@ _LONGEST_TEXT: Final = 900  # an event of Kubernetes has 1024 bytes, and the kub
 
 # After these the kubelet considers the volume uncertain: it calls again, or unpublishes (kubelet, csi_client.go,
 # isFinalError). After every other code it does neither for a pod that is deleted, so nothing may be left then.
-_UNCERTAIN: Final = frozenset(
-    {
-        StatusCode.CANCELLED,
-        StatusCode.DEADLINE_EXCEEDED,
-        StatusCode.UNAVAILABLE,
-        StatusCode.RESOURCE_EXHAUSTED,
-        StatusCode.ABORTED,
-    }
-)
+_UNCERTAIN: Final = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED, StatusCode.ABORTED)
 
 # docs/kubernetes.md has this table for users.
-CODES: Final[dict[StatusCode, tuple[str, ...]]] = {
-    StatusCode.INVALID_ARGUMENT: (
-        *("INVALID_REQUEST", "INVALID_SOURCE", "INVALID_MOUNT", "NO_FILES_MATCHED", "LIMIT_EXCEEDED"),
-    ),
-    StatusCode.NOT_FOUND: ("NOT_FOUND", "SOURCE_NOT_FOUND", "REVISION_NOT_FOUND", "SECRET_NOT_FOUND"),
+CODES: Final[dict[StatusCode, str]] = {
+    StatusCode.INVALID_ARGUMENT: "INVALID_REQUEST INVALID_SOURCE INVALID_MOUNT NO_FILES_MATCHED LIMIT_EXCEEDED",
+    StatusCode.NOT_FOUND: "NOT_FOUND SOURCE_NOT_FOUND REVISION_NOT_FOUND SECRET_NOT_FOUND",
     StatusCode.PERMISSION_DENIED: (
-        *("AUTH_REQUIRED", "UNAUTHENTICATED", "FOREIGN_REQUEST", "GATED_SOURCE", "EGRESS_REFUSED", "GRANT_INVALID"),
+        "AUTH_REQUIRED UNAUTHENTICATED FOREIGN_REQUEST GATED_SOURCE EGRESS_REFUSED GRANT_INVALID"
     ),
     StatusCode.FAILED_PRECONDITION: (
-        *("NOT_SUPPORTED", "SECRET_MALFORMED", "SOURCE_ARCHIVED", "SOURCE_CHANGED", "CHECKSUM_MISMATCH", "CANCELED"),
-        *("IN_USE", "NO_ROOM", "CACHE_TOO_SMALL", "DISK_FAILED", "MOUNT_FAILED"),
-        *("CHUNKS_MISSING", "PUSH_GIVEN_UP", "CACHE_AFFINITY", "CACHE_NOT_SHARED", "CACHE_OVER_QUOTA", "SCRATCH_FULL"),
+        "NOT_SUPPORTED SECRET_MALFORMED SOURCE_ARCHIVED SOURCE_CHANGED CHECKSUM_MISMATCH CANCELED IN_USE NO_ROOM "
+        "CACHE_TOO_SMALL DISK_FAILED MOUNT_FAILED CHUNKS_MISSING PUSH_GIVEN_UP CACHE_AFFINITY CACHE_NOT_SHARED "
+        "CACHE_OVER_QUOTA SCRATCH_FULL"
     ),
-    StatusCode.RESOURCE_EXHAUSTED: ("CACHE_FULL", "UPSTREAM_RATE_LIMITED", "QUOTA_EXCEEDED"),
-    StatusCode.UNAVAILABLE: ("STORE_UNAVAILABLE", "UPSTREAM_UNAVAILABLE", "GRANT_EXPIRED"),
-    StatusCode.INTERNAL: ("INTERNAL",),
+    StatusCode.RESOURCE_EXHAUSTED: "CACHE_FULL UPSTREAM_RATE_LIMITED QUOTA_EXCEEDED",
+    StatusCode.UNAVAILABLE: "STORE_UNAVAILABLE UPSTREAM_UNAVAILABLE GRANT_EXPIRED",
+    StatusCode.INTERNAL: "INTERNAL",
 }
-_BY_CODE: Final = {code: status for status, codes in CODES.items() for code in codes}
+_BY_CODE: Final = {code: status for status, codes in CODES.items() for code in codes.split()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from node_agent.csi.refusal import Refusal
 from node_agent.csi.volume import DRIVER
 
 logger = logging.getLogger(__name__)
-_LONGEST_PATH: Final = 107  # bytes; unix(7)
 _STOP_SECONDS: Final = 10.0  # for calls that have been stopped: they answer with their figures
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # grpc's class takes no parameters when it runs
@@ -33,9 +32,7 @@ async def serving(volumes: NodeVolumes, work: asyncio.TaskGroup) -> AsyncIterato
     kubelet = volumes.settings.kubelet_dir
     path, found_at = kubelet / "plugins" / DRIVER / "csi.sock", kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
     async with _listening(path, _plugin(volumes, work)) as csi, _listening(found_at, _registration(path)):
-        logger.info(
-            "driver started", extra={"version": __version__, "node": volumes.settings.node, "socket": str(path)}
-        )
+        logger.info("driver started", extra={"version": __version__, "node": volumes.settings.node})
         try:
             yield
         finally:
@@ -135,10 +132,6 @@ async def _listening(path: Path, services: _Services) -> AsyncIterator[grpc.aio.
 
 
 def _make_way(path: Path) -> None:
-    if len(bytes(path)) > _LONGEST_PATH:
-        raise InvalidRequestError(
-            f"BDN_CSI_KUBELET_DIR: {path} is longer than the {_LONGEST_PATH} bytes of a socket's path"
-        )
     with disk_errors(path):
         make_folder(path.parent, 0o750)
         path.unlink(missing_ok=True)

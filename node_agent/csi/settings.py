@@ -9,13 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from bdn.settings import FileSettings, LogForm, ServiceUrl, default_data_dir
 
-_SHARED: Final = {
-    "data_dir": "BDN_DATA_DIR",
-    "url": "BDN_URL",
-    "auth": "BDN_AUTH",
-    "log": "BDN_LOG",
-    "tls_ca": "BDN_TLS_CA",
-}
+_SHARED: Final = {name: f"BDN_{name.upper()}" for name in ("data_dir", "url", "auth", "log", "tls_ca")}
 
 
 def _absolute(path: Path) -> Path:
@@ -43,10 +37,6 @@ class CsiSettings(FileSettings):
     @classmethod
     def chosen(cls, content: dict[str, Any]) -> dict[str, Any]:
         return {alias: content[field] for field, alias in _SHARED.items() if field in content}
-
-    @property
-    def effective_socket(self) -> Path:
-        return self.agent_socket or self.data_dir / "agent.sock"
 
     @property
     def effective_mounts_dir(self) -> Path:

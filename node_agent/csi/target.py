@@ -14,10 +14,10 @@ from bdn.core.errors import InvalidRequestError, MountFailedError
 from bdn.disk.binding import bind_read_only, is_bound, unbind
 from bdn.disk.syscalls import open_without_links
 
-_UID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.~_-]{0,254}")
+_BELOW: Final = re.compile(
+    r"pods/([0-9A-Za-z-]{1,64})/volumes/kubernetes\.io~csi/([A-Za-z0-9][A-Za-z0-9.~_-]{0,254})/mount"
+)
 _JOB: Final = re.compile(r"[^/@]+/[^/@]+/[^/@]+@(?P<uid>[0-9A-Za-z-]+)\.(?P<digest>[0-9a-f]{16})")
-_LONGEST: Final = {"namespace": 63, "pod": 60, "volume": 45}  # of a job's name, which has 256 characters at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,9 @@ class Target:
     @classmethod
     def parse(cls, text: str, kubelet: Path) -> Self:
         """Raises ``InvalidRequestError`` for a path of another form: nothing else is ever mounted or removed."""
-        match PurePosixPath(text).parts[len(kubelet.parts) :]:
-            case ("pods", uid, "volumes", "kubernetes.io~csi", volume, "mount") if _UID.fullmatch(
-                uid
-            ) and _NAME.fullmatch(volume):
-                target = cls(kubelet, uid, volume)
-                if str(target.path) == text:
-                    return target
-            case _:
-                pass
+        found = _BELOW.fullmatch(text.removeprefix(f"{kubelet}/")) if text.startswith(f"{kubelet}/") else None
+        if found:
+            return cls(kubelet, *found.groups())
         raise InvalidRequestError(
             f"the target path {text[:300]!a} is not {kubelet}/pods/UID/volumes/kubernetes.io~csi/NAME/mount: BDN_CSI_KUBELET_DIR has "
             "to be the kubelet's --root-dir"
@@ -49,27 +43,17 @@ class Target:
     def path(self) -> Path:
         return self.kubelet / "pods" / self.uid / "volumes" / "kubernetes.io~csi" / self.volume / "mount"
 
-    # --- the job of the stage behind it ---
-
     @property
     def _mark(self) -> str:
         return f"{self.uid}.{digest_of(f'{self.uid}/{self.volume}'.encode()).hex[:16]}"
 
     def job_id(self, namespace: str, pod: str) -> str:
         """``namespace/pod/volume@mark``. Long names are cut; the mark, of the pod's uid and the volume, is unique."""
-        named = {"namespace": namespace, "pod": pod, "volume": self.volume}
-        return f"{'/'.join(name[: _LONGEST[part]] for part, name in named.items())}@{self._mark}"
+        return f"{namespace[:63]}/{pod[:60]}/{self.volume[:45]}@{self._mark}"  # 256 characters at most
 
     def has(self, job_id: str) -> bool:
         """Whether the job is of this volume: unpublishing names the target alone, without namespace and pod."""
         return _JOB.fullmatch(job_id) is not None and job_id.endswith(f"@{self._mark}")
-
-    # --- what is mounted there; all of it blocks ---
-
-    def check_way(self) -> None:
-        """Raises ``MountFailedError``: the folder of the target is missing, or a link leads to it."""
-        with _opened(self.path.parent, "the kubelet makes it before it calls; mount its directory at the same path"):
-            pass
 
     def shows(self, view: Path) -> bool:
         """Whether the view is mounted here, and read-only."""
@@ -124,17 +108,12 @@ def opened_view(mounts: Path, stage_id: str, path: str) -> Iterator[Path]:
             path[:300],
             f"the stage is not below {mounts / stage_id[:100]}; give agent and bdn-csi the same BDN_AGENT_MOUNTS_DIR",
         )
-    with _opened(Path(view), "mount the agent's cache at the same path, and name it in BDN_AGENT_MOUNTS_DIR") as name:
-        yield name
-
-
-@contextmanager
-def _opened(folder: Path, remedy: str) -> Iterator[Path]:
     try:
-        descriptor = open_without_links(folder)
+        descriptor = open_without_links(Path(view))
     except OSError as error:
         reason = "a symbolic link leads there" if error.errno == errno.ELOOP else error.strerror or str(error)
-        raise MountFailedError(str(folder), f"{reason}; {remedy}, without links") from error
+        remedy = "mount the agent's cache at the same path, and name it in BDN_AGENT_MOUNTS_DIR without links"
+        raise MountFailedError(path[:300], f"{reason}; {remedy}") from error
     try:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:

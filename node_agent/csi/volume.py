@@ -58,9 +58,8 @@ class Volume:
             raise InvalidRequestError(f"unknown volume attribute {shown}; there are {', '.join(ATTRIBUTES)}")
         namespace, pod = (context.get(f"{_OF_KUBELET}pod.{part}", "") for part in ("namespace", "name"))
         if not _POD_NAME.fullmatch(namespace) or not _POD_NAME.fullmatch(pod):
-            raise NotSupportedError(
-                "a volume without its pod's name and namespace", f"set podInfoOnMount: true in the CSIDriver {DRIVER}"
-            )
+            remedy = f"set podInfoOnMount: true in the CSIDriver {DRIVER}"
+            raise NotSupportedError("a volume without its pod's name and namespace", remedy)
         token = _token({**context, **call.secrets}.get(_TOKENS, ""))
         if token is None and needs_token:
             raise NotSupportedError(
@@ -68,9 +67,10 @@ class Volume:
                 f"set tokenRequests with the mirror's audience in the CSIDriver {DRIVER}; Kubernetes has them since 1.22, and in 1.20 and "
                 "1.21 behind the feature gate CSIServiceAccountToken",
             )
-        request = _request(own)
-        mirror_id = "" if request else own.get("mirror", "")
-        return cls(target, target.job_id(namespace, pod), request, mirror_id, _view(own), token)
+        if (hub_cache := own.get("hubCache", "false")) not in ("true", "false"):
+            raise InvalidRequestError(f'hubCache {hub_cache[:60]!a} must be "true" or "false"')
+        view: StageView = "hub" if hub_cache == "true" else "files"
+        return cls(target, target.job_id(namespace, pod), _request(own), own.get("mirror", ""), view, token)
 
 
 def _check_access(call: NodePublishVolumeRequest) -> None:
@@ -97,12 +97,10 @@ def _request(own: Mapping[str, str]) -> MirrorRequestBody | None:
         raise InvalidRequestError("give exactly one of the volume attributes source and mirror")
     if "mirror" in own:
         if surplus := sorted(own.keys() & {"allowPatterns", "ignorePatterns", "secretName"}):
-            raise InvalidRequestError(
-                f"a mirror has its files already: remove {', '.join(surplus)}, or give source instead of mirror"
-            )
+            raise InvalidRequestError(f"a mirror has its files already: remove {', '.join(surplus)}, or give source")
         if not _MIRROR_ID.fullmatch(own["mirror"]):
             raise InvalidRequestError(
-                f"mirror {own['mirror'][:100]!a} is not the id of a mirror, such as mir_0123456789abcdef01234567"
+                f"mirror {own['mirror'][:100]!a} is not the id of a mirror, such as mir_0123456789ab"
             )
         return None
     try:
@@ -126,29 +124,14 @@ def _patterns(own: Mapping[str, str], name: str) -> list[str] | None:
     if text is None:
         return None
     try:
-        given = json.loads(text) if text.lstrip().startswith("[") else text
+        patterns = json.loads(text) if re.match(r'\s*\[\s*["\]]', text) else [text]
     except (ValueError, RecursionError):
-        if '"' in text:
-            raise InvalidRequestError(
-                f'{name} is not a JSON list, such as ["*.safetensors", "*.json"]: {text[:100]!a}'
-            ) from None
-        given = text
-    patterns = [given] if isinstance(given, str) else given
+        patterns = None
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise InvalidRequestError(
-            f'{name} must be one pattern, or a JSON list of patterns such as ["*.safetensors", "*.json"]'
+            f'{name} {text[:100]!a} must be one pattern, or a JSON list of patterns such as ["*.safetensors", "*.json"]'
         )
     return list(patterns)
-
-
-def _view(own: Mapping[str, str]) -> StageView:
-    match own.get("hubCache", "false"):
-        case "true":
-            return "hub"
-        case "false":
-            return "files"
-        case other:
-            raise InvalidRequestError(f'hubCache {other[:60]!a} must be "true" or "false"')
 
 
 def _token(text: str) -> str | None:
@@ -156,8 +139,7 @@ def _token(text: str) -> str | None:
     if not text:
         return None
     try:
-        tokens = [one["token"] for one in json.loads(text).values()]
-        (token,) = tokens
+        (token,) = (one["token"] for one in json.loads(text).values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         token = None
     if not isinstance(token, str) or not token.isascii() or not token.isprintable() or " " in token:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,39 +38,27 @@ class Call:
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())
 
-    @asynccontextmanager
-    async def held(self, seconds_left: float | None, source: str) -> AsyncIterator[None]:
-        """Raises ``StillWaitingError`` when the time to answer comes."""
+    async def hold(self, seconds_left: float | None, work: Awaitable[_Answer]) -> _Answer | None:
+        """What ``work`` returns, or None when the time to answer comes."""
         left = _DEADLINE_SECONDS if seconds_left is None else seconds_left
-        hold = 0 if self._is_stopped else max(left - _ANSWER_SECONDS, left / 2)
         try:
-            async with asyncio.timeout(hold) as self._limit:
-                yield
+            async with asyncio.timeout(0 if self._is_stopped else max(left - _ANSWER_SECONDS, left / 2)) as self._limit:
+                return await work
         except TimeoutError:
-            raise StillWaitingError(self._refusal(source)) from None
+            return None
         finally:
             self._limit = None
 
-    def _refusal(self, source: str) -> Refusal:
+    def refusal(self, source: str) -> Refusal:
+        """The answer to a call that waits: the work goes on, and the kubelet calls again."""
         if self.outage is not None:
             return Refusal.of(self.outage)
         return Refusal(StatusCode.ABORTED, still_waiting(source, self.step))
 
     async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Ask a service that may be restarting. Raises its errors, except that it is not available."""
-        retry = OutageRetry(self._note, _POLICY)
+        retry = OutageRetry(partial(setattr, self, "outage"), _POLICY)
         return await retry.ask(question, but=lambda error: error.code != "STORE_UNAVAILABLE")
-
-    def _note(self, outage: BdnError | None) -> None:
-        self.outage = outage
-
-
-class StillWaitingError(Exception):
-    """The work goes on; the kubelet calls again."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
 
 
 class Calls:

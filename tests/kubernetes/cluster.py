@@ -118,6 +118,8 @@ async def claim(cluster: Cluster) -> dict[str, Any]:
             "spec": {**common, "volumeName": "model", "resources": {"requests": {"storage": "1Gi"}}},
         },
     )
+    bound = ("get", "pvc", "model", "-o", "jsonpath={.status.phase}")
+    await cluster.until(lambda: cluster.kubectl(*bound) == "Bound")
     cluster.run_pod("claim", {"persistentVolumeClaim": {"claimName": "model"}})
     return await reads(cluster, "claim")
 

@@ -47,7 +47,7 @@ start etcd etcd --data-dir "$dir/etcd" --listen-client-urls http://127.0.0.1:237
 start apiserver "$bin/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --bind-address=$ip --advertise-address=$ip --secure-port=6443 --insecure-port=0 \
     --tls-cert-file="$dir/pki/api.crt" --tls-private-key-file="$dir/pki/api.key" --token-auth-file="$dir/pki/tokens.csv" --authorization-mode=RBAC \
     --service-account-key-file="$dir/pki/sa.key" --service-account-signing-key-file="$dir/pki/sa.key" --service-account-issuer=https://kubernetes.default.svc \
-    --feature-gates=CSIServiceAccountToken=true --api-audiences=bdn,https://kubernetes.default.svc --service-cluster-ip-range=10.96.0.0/24 --allow-privileged=true
+    --feature-gates=CSIServiceAccountToken=true --api-audiences=bdn,https://kubernetes.default.svc --service-cluster-ip-range=10.96.0.0/24 --allow-privileged=true --kubelet-preferred-address-types=InternalIP
 start containerd containerd -c "$dir/containerd.toml" -l warn
 for _ in $(seq 240); do [ "$(curl -sk -m 2 -H "Authorization: Bearer $token" https://$ip:6443/readyz)" = ok ] && break; sleep .25; done
 start controllers "$bin/kube-controller-manager" --kubeconfig="$KUBECONFIG" --service-account-private-key-file="$dir/pki/sa.key" --root-ca-file="$dir/pki/api.crt" \
