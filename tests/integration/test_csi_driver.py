@@ -239,11 +239,11 @@ async def test_driver__stopped_while_a_call_waits__answers_with_figures_and_leav
     pod, other = node.pod(), node.pod("pod-1")
     async with node.driver() as driver:
         assert await pod.publish(SOURCE) == OK
-        hub.repo("org/slow").commit(MODEL)
-        hub.fail(stall(1_000_000), "slow.*model.safetensors", origin="cdn", times=None)
+        hub.repo("org/slow").commit({"slow.safetensors": bytes(range(255, -1, -1)) * 40_000})
+        hub.fail(stall(1_000_000), "slow.safetensors", origin="cdn", times=None)
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(other.publish({"source": "hf://org/slow"}))
-            await asyncio.to_thread(hub.log.wait_for, "slow.*model.safetensors")
+            await asyncio.to_thread(hub.log.wait_for, "slow.safetensors")
             driver.send_signal(signal.SIGTERM)
         assert waiting.result().status is StatusCode.ABORTED
         assert await driver.wait() == 0
@@ -436,7 +436,7 @@ async def test_pods_token__is_what_the_mirror_judges(hub: Hub, tmp_path: Path) -
             assert (wrong.status, wrong.text[:15]) == (StatusCode.PERMISSION_DENIED, "UNAUTHENTICATED")
             await node.assert_nothing_is_left(agent, pod)
             token = await node.token_of("acme")
-            in_secrets = {
+            in_secrets: dict[str, Any] = {
                 "secrets": {"csi.storage.k8s.io/serviceAccount.tokens": json.dumps({"bdn": {"token": token}})}
             }
             assert await pod.publish(SOURCE, token=token) == OK

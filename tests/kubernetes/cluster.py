@@ -30,7 +30,8 @@ from tests.support.services.forked import Process
 
 HERE = Path(__file__).parent
 MODEL = {"config.json": b"{}", "deep/model.safetensors": bytes(range(256)) * 40_000}
-LIST = "cd /w && busybox sha256sum config.json deep/model.safetensors"
+SLOW = {"config.json": b"{}", "slow.safetensors": bytes(range(255, -1, -1)) * 40_000}
+LIST = "cd /w && busybox find * -type f | busybox sort | busybox xargs busybox sha256sum"
 READ = f"{LIST}; busybox touch /w/x; echo write=$?; while {LIST} >/dev/null; do busybox sleep 0.2; done; echo read failed; busybox sleep 100000"
 LONGEST_SECONDS = 200.0  # more than a call of the kubelet, and a step of its back-off
 
@@ -136,8 +137,8 @@ async def refused(cluster: Cluster) -> dict[str, Any]:
 
 async def slow(cluster: Cluster) -> dict[str, Any]:
     """The hub stops in the middle, for longer than a call of the kubelet."""
-    cluster.hub.repo("org/slow").commit(MODEL)
-    cluster.hub.fail(stall(1_000_000), "slow.*model.safetensors", origin="cdn", times=None)
+    cluster.hub.repo("org/slow").commit(SLOW)
+    cluster.hub.fail(stall(1_000_000), "slow.safetensors", origin="cdn", times=None)
     cluster.run_inline("slow", {"source": "hf://org/slow"})
     await cluster.until(lambda: "copied to the mirror" in cluster.events("slow"))
     cluster.hub.release_stalled()
