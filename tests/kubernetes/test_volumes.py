@@ -49,7 +49,7 @@ def report() -> Iterator[Report]:
         "sh",
         str(ROOT / "tests/kubernetes/rig.sh"),
         str(binaries.parent / "root"),
-        *map(str, needed),
+        *map(str, sorted(needed)),
         "--",
         *command,
     ]
