@@ -29,6 +29,7 @@ from tests.support.agent.process import Daemon
 from tests.support.content.trees import tree
 from tests.support.mirror.process import ServingProcess
 from tests.support.network.egress import ALLOW_LOOPBACK
+from tests.support.waiting import LONGEST_SECONDS
 
 pytestmark = needs_mounts
 MODEL = {"config.json": b"{}", "deep/model.safetensors": bytes(range(256)) * 40_000, "empty.txt": b""}
@@ -73,6 +74,17 @@ async def mirrored(node: CsiNode, *sources: Mapping[str, Any]) -> str:
             mirror = await client.mirror(mirror.id, 60)
             assert mirror.status in ("PENDING", "SYNCING", "READY"), mirror
     return mirror.id
+
+
+async def waits(pod: Pod, figures: str) -> str:
+    """Publish with short deadlines until the answer has these figures."""
+    answers = []
+    for _ in range(30):
+        answers.append(await pod.publish(SOURCE, SHORT_SECONDS))
+        assert answers[-1].status is StatusCode.ABORTED
+        if figures in answers[-1].text:
+            return answers[-1].text
+    pytest.fail(f"no answer has {figures!r}: {answers}")
 
 
 async def test_volume__shows_the_sources_tree_read_only__also_without_agent_and_driver(
@@ -195,14 +207,9 @@ async def test_volume__whose_mirror_takes_longer_than_the_call__is_aborted_with_
     pod = node.pod()
     hub.fail(stall(1_000_000), "model.safetensors", origin="cdn", times=None)
     async with node.driver():
-        first = await pod.publish(SOURCE, SHORT_SECONDS)
-        while " of 10.2 MB copied" not in first.text:
-            assert first.status is StatusCode.ABORTED
-            first = await pod.publish(SOURCE, SHORT_SECONDS)
-        assert first.status is StatusCode.ABORTED
-        assert first.text.startswith("hf://org/model@main: ")
-        assert " of 10.2 MB copied to the mirror" in first.text
-        assert len(first.text) <= 200
+        text = await waits(pod, " of 10.2 MB copied to the mirror")
+        assert text.startswith("hf://org/model@main: ")
+        assert len(text) <= 200
         assert not pod.target.exists()
 
         hub.release_stalled()
@@ -218,15 +225,15 @@ async def test_volume__that_is_staged_longer_than_the_call__is_aborted_and_unpub
     await mirrored(node, SOURCE)
     pod = node.pod()
     async with node.agent.daemon(BDN_AGENT_DOWNLOAD_RATE="20KB") as agent, node.driver():
-        first = await pod.publish(SOURCE, SHORT_SECONDS)
-        while " of 10.2 MB on this node" not in first.text:
-            assert first.status is StatusCode.ABORTED, first
-            first = await pod.publish(SOURCE, SHORT_SECONDS)
+        await waits(pod, " of 10.2 MB on this node")
+        assert await pod.unpublish() == OK
+        await node.assert_nothing_is_left(agent, pod)
 
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(pod.publish(SOURCE))
-            while not (await node.open_stages(agent)):
-                await asyncio.sleep(0.02)
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while not (await node.open_stages(agent)):
+                    await asyncio.sleep(0.02)
             assert await pod.unpublish() == OK
         assert waiting.result().status is StatusCode.ABORTED
         assert await pod.unpublish() == OK
@@ -293,8 +300,7 @@ async def test_volume__refused_after_calls_that_waited__takes_its_stage_and_targ
     await mirrored(node, SOURCE)
     pod = node.pod()
     async with node.agent.daemon(BDN_AGENT_DOWNLOAD_RATE="20KB") as agent, node.driver():
-        while not await node.open_stages(agent):
-            assert (await pod.publish(SOURCE, SHORT_SECONDS)).status is StatusCode.ABORTED
+        await waits(pod, "on this node")
         assert (await pod.publish({**SOURCE, "nonsense": ""})).status is StatusCode.INVALID_ARGUMENT
         await node.assert_nothing_is_left(agent, pod)
 
@@ -334,8 +340,7 @@ async def test_branch__that_moves_between_two_calls__leaves_one_stage(node: CsiN
     await mirrored(node, SOURCE)
     pod = node.pod()
     async with node.agent.daemon(BDN_AGENT_DOWNLOAD_RATE="20KB") as agent, node.driver():
-        while not await node.open_stages(agent):
-            assert (await pod.publish(SOURCE, SHORT_SECONDS)).status is StatusCode.ABORTED
+        await waits(pod, "on this node")
         hub.repositories["model", "org/model"].commit({"config.json": b"new"})
         assert await pod.publish({**SOURCE, "allowPatterns": "config.json"}) == OK
         (stage,) = await node.open_stages(agent)
@@ -402,8 +407,9 @@ async def test_stages_of_pods_that_are_gone__are_released_at_the_start__and_no_o
     unbind(gone.target)
     await asyncio.to_thread(shutil.rmtree, gone.folder)
     async with node.driver():
-        while len(open_stages := await node.open_stages(agent)) > 3:
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while len(open_stages := await node.open_stages(agent)) > 3:
+                await asyncio.sleep(0.02)
     assert sorted(stage.job_id.partition("@")[0] for stage in open_stages) == [
         "a/b/c",
         "default/here/weights",
