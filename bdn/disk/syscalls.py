@@ -32,8 +32,7 @@ _MOUNT_SETATTR: Final = 442
 _OPEN_TREE_CLONE: Final = 0x1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
-_RESOLVE_NO_MAGICLINKS: Final = 0x2
-_RESOLVE_NO_SYMLINKS: Final = 0x4
+_RESOLVE_NO_SYMLINKS: Final = 0x4  # nor links of /proc
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
 _FALLOC_FL_KEEP_SIZE: Final = 0x1
@@ -171,7 +170,7 @@ def open_without_links(folder: Path) -> int:
 
     ``ELOOP``: a part of the path is a symbolic link.
     """
-    how = _OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
+    how = _OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
     size = ctypes.c_size_t(ctypes.sizeof(how))
     return _check(_libc.syscall(_OPENAT2, _AT_FDCWD, os.fsencode(folder), ctypes.byref(how), size), str(folder))
 
