@@ -53,8 +53,8 @@ def report() -> Iterator[Report]:
         "--",
         *command,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": "/tmp"}
-    ended = subprocess.run(rig, cwd="/", env=environment, capture_output=True, text=True, timeout=600, check=False)
+    environment = {"PATH": os.environ["PATH"], "HOME": "/tmp", "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(rig, cwd="/", env=environment, capture_output=True, text=True, timeout=500, check=False)
     try:
         assert (folder / "report.json").exists(), ended.stdout + ended.stderr
         yield json.loads((folder / "report.json").read_text())
