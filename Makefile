@@ -18,7 +18,7 @@ export PIP_INDEX_URL := $(INDEX)
 export UV_DEFAULT_INDEX := $(INDEX)
 endif
 
-.PHONY: setup demo test quick debian-tests azurite prometheus fault training kubernetes mutants check lint peers bench clean
+.PHONY: setup demo test quick debian-tests azurite prometheus slurm slurm-programs fault training kubernetes mutants check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -71,6 +71,16 @@ prometheus:
 	    apt-get download -q prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb \
 	        || echo "Prometheus cannot be unpacked here: its tests are skipped" >&2
 
+# slurmctld, slurmd and munge, for tests. The packages are unpacked, not installed: installed, they start servers that stay.
+SLURM := slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libmunge2
+
+slurm-programs:
+	@test -e .slurm/.ready && exit; \
+	{ [ "$$(id -u)" != 0 ] || apt-get update -q; } && rm -rf .slurm && mkdir -p .slurm/packages/partial && \
+	    apt-get install -qy --download-only --reinstall --no-install-recommends -o Debug::NoLocking=1 -o Dir::Cache::archives=$$PWD/.slurm/packages $(SLURM) && \
+	    for one in .slurm/packages/*.deb; do dpkg -x $$one .slurm || exit; done && rm -r .slurm/packages && touch .slurm/.ready \
+	        || echo "Slurm cannot be unpacked here: its tests are skipped" >&2
+
 # What we are measured against and with, as program:package. One that cannot be had is a row of the report that says so.
 MEASURED := nginx:nginx-light fio:fio aria2c:aria2 ip:iproute2 tc:iproute2
 
@@ -121,6 +131,10 @@ quick: .venv/.tools
 fault: .venv/.tools debian-tests
 	BDN_FAULT=full $(PYTEST) -m "promise or production" -o faulthandler_timeout=900
 
+# Jobs of users on a real Slurm cluster of two nodes, in namespaces of its own: two minutes, root and Debian's packages.
+slurm: .venv/.tools slurm-programs
+	$(VENV)/python -m pytest tests/slurm
+
 # Changes of one file that no test notices: make mutants FILE=node_agent/trust.py [OPTIONS='--count 40 --seed 1 --seconds 600'].
 mutants: .venv/.tools
 	@test -n "$(FILE)" || { echo "say which file: make mutants FILE=node_agent/trust.py" >&2; exit 2; }
@@ -152,4 +166,4 @@ bench: .venv/.tools peers
 	$(VENV)/python -m bench
 
 clean:
-	rm -rf .azurite .prometheus .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .azurite .prometheus .slurm .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

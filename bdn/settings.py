@@ -15,6 +15,7 @@ from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -48,8 +49,26 @@ def _bearer(text: str) -> str:
     return text
 
 
+def _listening(value: object) -> object:
+    if not isinstance(value, tuple):
+        host, _, port = str(value).rpartition(":")
+        if not host or not re.fullmatch(r"[0-9]{1,5}", port):
+            raise ValueError("must be an address and a port to listen on, such as 127.0.0.1:8473")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+    return value
+
+
+def endpoint(text: str | None) -> str | None:
+    parts = urlsplit(text or "")
+    is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+    if text and (not is_address or "@" in parts.netloc):
+        raise ValueError("must be an http or https address without user, query and fragment")
+    return text.rstrip("/") if text else None
+
+
 Bearer = Annotated[str, AfterValidator(_bearer)]  # a token
 ServiceUrl = Annotated[str, AfterValidator(_service_url)]
+Listener = Annotated[tuple[str, Port], NoDecode, BeforeValidator(_listening)]
 LogForm = Literal["logfmt", "json"]
 
 
@@ -152,6 +171,7 @@ NAMES: Final = frozenset(
         "identity_key_file",
         "issuer_url",
         "jobs",
+        "kubernetes",
         "limit_bytes",
         "limit_files",
         "limit_push_bytes",
@@ -159,6 +179,7 @@ NAMES: Final = frozenset(
         "log",
         "mirrors_seconds",
         "organisation",
+        "otlp_endpoint",
         "outage_seconds",
         "port",
         "presign_seconds",
@@ -182,6 +203,7 @@ NAMES: Final = frozenset(
         "transfers",
         "upload_rate",
         "url",
+        "worker_metrics",
     }
 )
 

@@ -21,13 +21,16 @@ from bdn.net.api_server import (
     EVENTS,
     OWNER,
     EventStream,
+    Traceparent,
     WaitSeconds,
     bind_tcp,
     new_router,
     new_service,
     provided,
     serving,
+    serving_probes,
 )
+from bdn.traces import spans
 from bdn.wire.cache_schema import CacheSummaryDocument, Removal, RemovalRequest, SharedCachesDocument, SummaryRequest
 from bdn.wire.event_schema import EventDocument, NodeEvents, StagedPath
 from bdn.wire.job_schema import JobVolume, JobVolumeRequest
@@ -56,6 +59,7 @@ pulls_router = new_router("pulls")
 volumes_router = new_router("job volumes")
 caches_router = new_router("caches")
 service_router = new_router("service")
+probes_router = new_router("service")
 
 
 async def _check_owner(connection: HTTPConnection) -> None:
@@ -87,17 +91,19 @@ def build_app(agent: Agent) -> FastAPI:
         "BDN node agent",
         limit_request_bytes=agent.settings.limit_request_bytes,
         authenticate=_check_caller,
-        routers=(stages_router, pulls_router, volumes_router, caches_router, service_router),
+        routers=(stages_router, pulls_router, volumes_router, caches_router, service_router, probes_router),
         provides=(agent,),
     )
 
 
 @stages_router.post("/stages", status_code=202, responses={201: {"model": StageDocument, "description": "READY"}})
-async def stage(agent: _Agent, request: StageRequest, response: Response) -> StageDocument:
+async def stage(agent: _Agent, request: StageRequest, response: Response, traceparent: Traceparent) -> StageDocument:
     """Make a grant's files appear on this node for a job. Idempotent."""
-    begun = await agent.stages.start(
-        request.job_id, request.grant, request.ttl_seconds, warm=request.warm, view=request.view
-    )
+    with spans.request("POST /stages", traceparent, job=request.job_id) as span:
+        begun = await agent.stages.start(
+            request.job_id, request.grant, request.ttl_seconds, warm=request.warm, view=request.view
+        )
+        span.set(stage=begun.record.id, state=begun.record.state)
     if not request.wait:
         return agent.stages.document(begun)
     response.status_code = 201
@@ -177,9 +183,11 @@ async def check_pull(agent: _Agent, request: PullCheck) -> PullLosses:
 
 
 @pulls_router.post("/pulls", status_code=202, dependencies=[Depends(_check_owner)])
-async def pull(agent: _Agent, request: PullRequest) -> StageDocument:
+async def pull(agent: _Agent, request: PullRequest, traceparent: Traceparent) -> StageDocument:
     """Publish the files of a grant's only manifest at a directory; the stage is released once the directory is gone."""
-    begun = await agent.pulls.begin(request.grant, Path(request.destination), link=request.link, hub=request.hub)
+    with spans.request("POST /pulls", traceparent) as span:
+        begun = await agent.pulls.begin(request.grant, Path(request.destination), link=request.link, hub=request.hub)
+        span.set(stage=begun.record.id)
     return agent.stages.document(begun)
 
 
@@ -251,20 +259,20 @@ async def _staged(agent: Agent, path: PurePosixPath) -> StagedPath:
     )
 
 
-@service_router.get("/healthz")
+@probes_router.get("/healthz")
 async def healthz() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
 
 
-@service_router.get("/readyz")
+@probes_router.get("/readyz")
 async def readyz(agent: _Agent) -> dict[str, str]:
     """The agent can take new stages."""
     await agent.check_ready()
     return {"status": "ok"}
 
 
-@service_router.get("/metrics", response_class=PlainTextResponse)
+@probes_router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(agent: _Agent) -> Response:
     """Figures for Prometheus."""
     return Response(agent.metrics.render(await agent.holdings.tiers()), media_type=CONTENT_TYPE_LATEST)
@@ -284,6 +292,9 @@ async def serving_api(agent: Agent) -> AsyncIterator[str]:
         if settings.port is not None:
             listener = bind_tcp("127.0.0.1", settings.port)
             await stack.enter_async_context(serving(app, listener, is_local=True, certificate=agent.certificate))
+        probes = await stack.enter_async_context(
+            serving_probes(settings.metrics, probes_router, (agent,), agent.certificate)
+        )
         gateway = await stack.enter_async_context(serving_gateway(agent))
         index, budgets = agent.cache.index.ledger, await in_thread(agent.cache.space.room)
         started = {
@@ -299,7 +310,8 @@ async def serving_api(agent: Agent) -> AsyncIterator[str]:
             "budget_bytes": budgets.budgets.node,
             "cluster_budget_bytes": budgets.budgets.cluster,
         }
-        logger.info("agent started", extra=started | ({} if settings.port is None else {"port": settings.port}))
+        started |= {} if settings.port is None else {"port": settings.port}
+        logger.info("agent started", extra=started | ({"metrics": f"{probes}/metrics"} if probes else {}))
         try:
             yield gateway
         finally:

@@ -25,6 +25,7 @@ from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.cache.kubelet_disk import kubelet_place, warn_of_kubelet
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.space import check_fitness
@@ -59,6 +60,7 @@ from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.records import StageRecords
 from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stage_reports import stage_reports
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
@@ -138,6 +140,7 @@ async def open_agent(
         # Disk and cache: load the state of the last run.
         disk = await open_cache_directory(stack, Places(settings.effective_cache_dir, settings.mounts_dir))
         places = disk.places
+        await in_thread(warn_of_kubelet, settings, places.root, kubelet_place())
         journal = Journal(places.journal, clock, metrics.lost_events.inc)
         stack.callback(journal.close)
         await in_thread(journal.open)
@@ -157,7 +160,9 @@ async def open_agent(
         manifests = tiers.node.files.records
 
         # Fetch: chunks from peers and the mirror.
-        client = await stack.enter_async_context(MirrorClient(settings.url, settings.token, authorities=authorities))
+        client = await stack.enter_async_context(
+            MirrorClient(settings.url, settings.token, token_file=settings.token_file, authorities=authorities)
+        )
         to_mirror = ConnectionPool(timeout_seconds=_READ_TIMEOUT_SECONDS, authorities=authorities)
         to_peers = ConnectionPool(timeout_seconds=_PEER_TIMEOUT_SECONDS, authorities=authorities)
         peers = Peers(members, settings.byte_threads, elapsed)
@@ -330,7 +335,7 @@ async def open_agent(
             ),
             news=news,
             journal=journal,
-            state=volumes.state,
+            state=lambda: {**volumes.state(), "stages": stage_reports(registry, clock())},
         )
 
         _watch(
@@ -417,7 +422,7 @@ def _watch(
             "Bytes of checkpoints in job volumes that the mirror does not have",
             lambda: volumes.unsynced_bytes,
         ),
-        "scrub_round_ended": (
+        "scrub_round_timestamp_seconds": (
             "End of the last complete scrub round, in seconds since the epoch; 0: none yet",
             lambda: scrubbed.round.ended or 0,
         ),

@@ -10,6 +10,7 @@ from bdn.cli.output import DONE, INTERRUPTED, USAGE, Output, exit_code_of, say_w
 from bdn.core.errors import BdnError
 from bdn.net.host_lookups import run_program
 from bdn.settings import SettingsError, warn_of_service_links
+from bdn.traces.export import exporting
 from node_agent.api import serving_api
 from node_agent.app import open_agent
 from node_agent.settings import AgentSettings, load_settings
@@ -40,7 +41,9 @@ async def serve(settings: AgentSettings) -> int:
     Raises ``BdnError`` if the agent cannot start, e.g. another process uses its directory, its socket or a port.
     """
     with _signals() as stop:
-        async with open_agent(settings) as agent, serving_api(agent):
+        facts = {"node": settings.node, "cluster": settings.cluster}
+        traces = exporting(settings.otlp_endpoint, "bdn-node-agent", **facts)
+        async with traces, open_agent(settings) as agent, serving_api(agent):
             return await stop
 
 

@@ -13,6 +13,7 @@ from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.settings import (
     Bearer,
     FileSettings,
+    Listener,
     LogForm,
     Port,
     Rate,
@@ -21,6 +22,7 @@ from bdn.settings import (
     Size,
     check_names,
     default_data_dir,
+    endpoint,
 )
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
 from bdn.wire.run_schema import LauncherName
@@ -34,6 +36,7 @@ _SHARED: Final = {
     "outage_seconds": "BDN_OUTAGE_SECONDS",
     "log": "BDN_LOG",
     "tls_ca": "BDN_TLS_CA",
+    "otlp_endpoint": "BDN_OTLP_ENDPOINT",
 }
 
 
@@ -47,15 +50,6 @@ def _gpu(value: object) -> object:
         if not re.fullmatch(r"[A-Z][A-Z0-9_]{0,127}", kind) or not re.fullmatch(r"[0-9]{1,4}", count):
             raise ValueError("must be a type and a number of GPUs, such as H200:8")
         return kind, int(count)
-    return value
-
-
-def _listening(value: object) -> object:
-    if not isinstance(value, tuple):
-        host, _, port = str(value).rpartition(":")
-        if not host or not re.fullmatch(r"[0-9]{1,5}", port):
-            raise ValueError("must be an address and a port to listen on, such as 127.0.0.1:8473")
-        return host.removeprefix("[").removesuffix("]"), int(port)
     return value
 
 
@@ -75,14 +69,19 @@ class AgentSettings(FileSettings):
     data_dir: Path = Field(default_factory=default_data_dir, validation_alias=_SHARED["data_dir"])
     url: ServiceUrl = Field(default="http://127.0.0.1:8460", validation_alias=_SHARED["url"])
     token: Bearer | None = Field(default=None, repr=False, validation_alias=_SHARED["token"])
+    token_file: Path | None = None  # with the token, instead of ``token``; read at each use
     auth: Literal["off", "token"] = Field(default="off", validation_alias=_SHARED["auth"])
     outage_seconds: Annotated[float, Field(ge=0)] = Field(
         default=OUTAGE_SECONDS, validation_alias=_SHARED["outage_seconds"]
     )
     log: LogForm = Field(default="logfmt", validation_alias=_SHARED["log"])
+    otlp_endpoint: Annotated[str | None, AfterValidator(endpoint)] = Field(
+        default=None, validation_alias=_SHARED["otlp_endpoint"]
+    )
     cache_dir: Path | None = None  # None means below the data dir
     cache_bytes: Size | None = None  # None means 90 % of the disk
-    headroom_bytes: Size | None = None  # None means 5 % of the disk
+    headroom_bytes: Size | None = None  # None means ``headroom_percent`` of the disk
+    headroom_percent: Annotated[int, Field(ge=0, le=90)] = 5
     cluster_cache_bytes: Size | None = None  # None means a tenth of the cache, or all of it for a cluster cache alone
     keep_percent: Annotated[int, Field(ge=0, le=100)] = 50  # of its limit that a tier keeps on a full disk
     roles: Annotated[tuple[Role, ...], NoDecode, BeforeValidator(_roles), Field(min_length=1)] = ("node", "cluster")
@@ -97,9 +96,8 @@ class AgentSettings(FileSettings):
     tls_ca: Path | None = Field(default=None, validation_alias=_SHARED["tls_ca"])  # None means the system's authorities
     tls: Literal["optional", "require"] = "optional"  # for connections to other machines
     advertise: Annotated[str, AfterValidator(_address)] | None = None  # None means host and data port
-    gateway: Annotated[tuple[str, Port], NoDecode, BeforeValidator(_listening)] | None = (
-        None  # for hub clients; None: off
-    )
+    gateway: Listener | None = None  # for hub clients; None: off
+    metrics: Listener | None = None  # for Prometheus on other machines; None: off
     volume_root: Path | None = None  # None means below the data dir
     mounts_dir: Path | None = None  # None means below the cache dir
     exposure: Literal["auto", "bind", "symlink", "none"] = "auto"
@@ -148,6 +146,15 @@ class AgentSettings(FileSettings):
     def effective_socket(self) -> Path:
         return self.socket or self.data_dir / "agent.sock"
 
+    @property
+    def shown_token(self) -> str | Path | None:
+        """The token that the mirror gets, or the file with it."""
+        return self.token_file or self.token
+
+    def headroom_of(self, disk_bytes: int) -> int:
+        """Bytes left to other programs on a disk of this size."""
+        return disk_bytes * self.headroom_percent // 100 if self.headroom_bytes is None else self.headroom_bytes
+
     def advertised(self, data_port: int) -> str | None:
         """The data plane's URL for peers; None if it listens on loopback and the mirror is on another machine.
 
@@ -160,6 +167,8 @@ class AgentSettings(FileSettings):
         return f"{scheme}://[{host}]:{data_port}" if ":" in host else f"{scheme}://{host}:{data_port}"
 
     def check(self) -> None:
+        if self.token is not None and self.token_file is not None:
+            raise SettingsError("BDN_AGENT_TOKEN_FILE: BDN_TOKEN is set, too; set one of them")
         if "job" in self.roles and "node" not in self.roles:
             raise SettingsError("BDN_AGENT_ROLES: job needs node, which stages the weights of jobs; set node,job")
         if self.auth == "off" and not is_loopback(self.host):

@@ -13,6 +13,7 @@ from bdn.disk.syscalls import trim_heaps
 from bdn.mirror.db.waiting import in_background
 from bdn.mirror.settings import MirrorSettings
 from bdn.settings import warn_of_service_links
+from bdn.traces.export import exporting
 
 # How long a computing thread holds Python's lock. With the default of 5 ms a heartbeat, which changes threads a hundred
 # times, took 4.4 s beside a plan of a million files; now it takes 0.9 s, and the plan as long as before
@@ -22,8 +23,8 @@ _TRIM_SECONDS: Final = 30.0
 
 
 @asynccontextmanager
-async def in_the_foreground(settings: MirrorSettings) -> AsyncIterator[asyncio.Event]:
-    """Set up the process of a service: logs, collector, threads.
+async def in_the_foreground(settings: MirrorSettings, service: str) -> AsyncIterator[asyncio.Event]:
+    """Set up the process of a service: logs, collector, threads, traces. ``service`` is its name in traces.
 
     Yields an event that the first SIGTERM or SIGINT sets; a second SIGINT interrupts.
     """
@@ -41,7 +42,7 @@ async def in_the_foreground(settings: MirrorSettings) -> AsyncIterator[asyncio.E
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        async with in_background(_keep_trimming()):
+        async with in_background(_keep_trimming()), exporting(settings.otlp_endpoint, service):
             yield stop
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,10 +7,12 @@ from bdn.cli.running import in_the_foreground
 from bdn.core.errors import InvalidRequestError
 from bdn.disk.durable import disk_errors
 from bdn.local.services import running_mirror, running_services, told
+from bdn.mirror.api.routes import probes_router
 from bdn.mirror.app import open_mirror
 from bdn.mirror.db.database import Database, database_url, place_of
 from bdn.mirror.db.recall import HEAD
 from bdn.mirror.settings import MirrorSettings
+from bdn.net.api_server import serving_probes
 from bdn.wire.access_schema import DEFAULT_ORGANISATION
 
 
@@ -29,7 +31,7 @@ async def serve(output: Output, **options: object) -> None:
     """
     given = {name: value for name, value in options.items() if value is not None}
     settings = MirrorSettings(**given)  # type: ignore[arg-type] # checked by the settings
-    async with in_the_foreground(settings) as stop, running_mirror(settings) as mirror:
+    async with in_the_foreground(settings, "bdn-mirror") as stop, running_mirror(settings) as mirror:
         output.result(
             {"url": mirror.url, "data_port": mirror.service.data_port},
             [
@@ -43,7 +45,7 @@ async def serve(output: Output, **options: object) -> None:
 @click.command()
 @command_line
 async def worker(output: Output) -> None:
-    """Run an additional worker for a mirror on PostgreSQL. It opens no port.
+    """Run an additional worker for a mirror on PostgreSQL. It opens no port, but for BDN_WORKER_METRICS.
 
     \b
     Example: BDN_DATABASE_URL=postgresql://bdn@db/bdn bdn worker
@@ -53,9 +55,13 @@ async def worker(output: Output) -> None:
         raise InvalidRequestError(
             "the embedded database serves one process, and 'bdn serve' includes a worker; for more workers set BDN_DATABASE_URL"
         )
-    async with in_the_foreground(settings) as stop, open_mirror(settings, serve=False):
+    async with (
+        in_the_foreground(settings, "bdn-worker") as stop,
+        open_mirror(settings, serve=False) as service,
+        serving_probes(settings.worker_metrics, probes_router, (service.metrics,)) as probes,
+    ):
         output.say("working")
-        with told(settings, "worker", {}):
+        with told(settings, "worker", {"metrics": f"{probes}/metrics"} if probes else {}):
             await stop.wait()
 
 
@@ -96,7 +102,7 @@ async def up(output: Output) -> None:
     if "gateway_organisation" not in settings.model_fields_set:
         settings = settings.model_copy(update={"gateway_organisation": DEFAULT_ORGANISATION})
     serving = running_services(settings, program="bdn up", serve=True)
-    async with in_the_foreground(settings) as stop, serving as (mirror, agent):
+    async with in_the_foreground(settings, "bdn-up") as stop, serving as (mirror, agent):
         output.result(
             {
                 "mirror": mirror.url,

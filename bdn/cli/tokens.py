@@ -23,7 +23,7 @@ def tokens() -> None:
 @click.option(
     "--role",
     required=True,
-    type=click.Choice([str(role) for role in Role]),
+    type=click.Choice([str(role) for role in Role if role is not Role.POD]),
     help="operator: everything; controller: mirrors of ORG; agent: heartbeats only.",
 )
 @click.option("--cluster", metavar="NAME", help="Role agent: only for agents of this cluster.")

@@ -17,7 +17,9 @@ from bdn.core.pace.retry import RetryPolicy, StallPolicy
 from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access.access import Access
+from bdn.mirror.access.clusters import load_clusters
 from bdn.mirror.access.key_files import load_grant_signer
+from bdn.mirror.access.service_accounts import ServiceAccounts
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
@@ -34,6 +36,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.db.training import active_jobs
 from bdn.mirror.db.waiting import Watch, in_background, repeated
+from bdn.mirror.hub.copies import GatewayCopies
 from bdn.mirror.hub.gateway import GatewayRules, HubGateway
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopyProgress
@@ -47,6 +50,7 @@ from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
 from bdn.mirror.jobs.uses import ProjectUses, active_pushes, mounted_caches
 from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
@@ -110,6 +114,7 @@ class MirrorService:
     certificate: Certificate | None
     watch: Watch
     lock: DataLock | None
+    metrics: Metrics
 
 
 @asynccontextmanager
@@ -244,7 +249,10 @@ async def open_mirror(
         # Data plane: store → agents, and jobs → store.
         tokens = TokenTable(database, now)
         token = settings.token if settings.auth == "token" else None
-        access = Access(token, tokens, GrantVerifier(signer.public_keys))
+        accounts = await asyncio.to_thread(load_service_accounts, settings)
+        if serve and accounts is not None:
+            await stack.enter_async_context(in_background(accounts.keep()))
+        access = Access(token, tokens, GrantVerifier(signer.public_keys), accounts)
         readers = ThreadPoolExecutor(_STORE_READERS, "store-read")
         stack.push_async_callback(asyncio.to_thread, readers.shutdown)
         chunks = StoreShelf(store, access, damages, asyncio.get_running_loop(), readers)
@@ -299,12 +307,14 @@ async def open_mirror(
         hub_threads = ThreadPoolExecutor(_HUB_REQUESTS, "hub-gateway")
         stack.push_async_callback(asyncio.to_thread, hub_threads.shutdown, cancel_futures=True)
         forwarder = HubForwarder(upstreams, hub_threads)
-        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
-        await stack.enter_async_context(gateway.running())
+        copies = GatewayCopies(requests, settings.gateway_organisation, settings.gateway_secret)
+        await stack.enter_async_context(copies.running())
+        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, copies, metrics.bypassing_tokens.inc)
         services = (
             requests,
             asked,
             heartbeats,
+            JobStages(database),
             events,
             collections,
             secrets,
@@ -337,7 +347,7 @@ async def open_mirror(
             provides=services,
             others={UPLOADS: uploads},
         )
-        yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
+        yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock, metrics)
 
 
 def check_binding(settings: MirrorSettings) -> None:
@@ -346,6 +356,17 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError("BDN_AUTH=token needs BDN_TOKEN, the token that callers must send")
     if settings.auth == "off" and not is_loopback(settings.host):
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
+
+
+def load_service_accounts(settings: MirrorSettings) -> ServiceAccounts | None:
+    """The callers from Kubernetes; None without ``kubernetes``. Blocking. Raises ``InvalidRequestError``."""
+    if settings.kubernetes is None:
+        return None
+    if settings.auth == "off":
+        raise InvalidRequestError(
+            "BDN_KUBERNETES needs BDN_AUTH=token: with BDN_AUTH=off every caller is the operator, and no token is checked"
+        )
+    return ServiceAccounts(load_clusters(settings.kubernetes))
 
 
 async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from bdn.core.egress import EgressPolicy
 from bdn.core.pace.retry import OUTAGE_SECONDS
 from bdn.core.store import GRACE_SECONDS, TOMBSTONE_SECONDS
-from bdn.settings import Bearer, FileSettings, LogForm, Port, Rate, Size, default_data_dir
+from bdn.settings import Bearer, FileSettings, Listener, LogForm, Port, Rate, Size, default_data_dir, endpoint
 from bdn.sources.settings import AZURE, CLOUDFLARE_R2, COREWEAVE, UpstreamSettings, check_template
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, NAME_PATTERN, ORGANISATION_PATTERN
 from bdn.wire.location_schema import Delivery
@@ -42,14 +42,6 @@ def _check_globs(text: str) -> str:
     return text
 
 
-def _endpoint(text: str | None) -> str | None:
-    parts = urlsplit(text or "")
-    is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
-    if text and (not is_address or "@" in parts.netloc):
-        raise ValueError("must be an http or https address without user, query and fragment")
-    return text.rstrip("/") if text else None
-
-
 def _issuer_url(text: str) -> str:
     """Clouds compare the address byte for byte and accept only https (OpenID Connect Discovery 1.0, section 3)."""
     parts = urlsplit(text)
@@ -65,7 +57,7 @@ class MirrorSettings(FileSettings):
     database_url: str = ""  # "" means SQLite in the data dir
     store: str = ""  # "" means file://<data dir>/store
     store_secret: str | None = None  # name of the secret with the bucket's keys; None means the environment's
-    store_endpoint: Annotated[str | None, AfterValidator(_endpoint)] = (
+    store_endpoint: Annotated[str | None, AfterValidator(endpoint)] = (
         None  # None means the endpoint of sources with this scheme
     )
     store_region: Annotated[str | None, Field(pattern=r"^([A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)?$")] = None
@@ -79,21 +71,24 @@ class MirrorSettings(FileSettings):
     tls_key: Path | None = None
     tls_ca: Path | None = None  # trusted for certificates of agents; None means the system's authorities
     log: LogForm = "logfmt"
+    otlp_endpoint: Annotated[str | None, AfterValidator(endpoint)] = None  # of a collector of traces
+    worker_metrics: Listener | None = None  # where ``bdn worker`` serves its metrics
     secrets_dir: Path | None = None
     secrets_organisations: Annotated[str, AfterValidator(_check_organisations)] = ""  # beside the default
     secrets_key: str | None = Field(default=None, repr=False)  # base64, with commas: the first encrypts, all decrypt
     r2_endpoint_url: Annotated[str, AfterValidator(check_template)] = CLOUDFLARE_R2
     azure_endpoint_url: Annotated[str, AfterValidator(check_template)] = AZURE
-    cw_endpoint_url: Annotated[str | None, AfterValidator(_endpoint)] = None  # None means CoreWeave itself
+    cw_endpoint_url: Annotated[str | None, AfterValidator(endpoint)] = None  # None means CoreWeave itself
     egress_allow: Annotated[str, AfterValidator(_check_egress)] = ""  # hosts and networks beyond the public internet
     issuer_url: Annotated[str, AfterValidator(_issuer_url)] = ""  # "" means no identity tokens
     identity_key_file: Path | None = None  # None means one in the data dir
     events_seconds: Annotated[float, Field(gt=0)] = 30 * 86400.0
     mirrors_seconds: Annotated[float, Field(gt=0)] = 90 * 86400.0
+    kubernetes: Path | None = None  # TOML: clusters whose service-account tokens are trusted
     grant_key_file: Path | None = None  # None means one in the data dir
     grant_seconds: Annotated[int, Field(gt=0)] = 24 * 3600
     presign_seconds: Annotated[int, Field(gt=0)] = 12 * 3600  # validity of a file's address
-    public_url: Annotated[str | None, AfterValidator(_endpoint)] = None  # None means the address of the request
+    public_url: Annotated[str | None, AfterValidator(endpoint)] = None  # None means the address of the request
     jobs: Annotated[int, Field(gt=0)] = 4
     transfers: Annotated[int, Field(gt=0, le=256)] = 16
     outage_seconds: Annotated[float, Field(ge=0)] = OUTAGE_SECONDS  # for which failed requests are retried

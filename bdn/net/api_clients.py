@@ -67,7 +67,7 @@ from bdn.wire.push_schema import (
 from bdn.wire.run_schema import RunOutput, RunSpec
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
-from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
+from bdn.wire.stage_schema import Cache, JobStage, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
 from bdn.wire.training_schema import (
     LogPage,
     LogQuery,
@@ -91,9 +91,12 @@ class MirrorClient(ContentClient):
     async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
         return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
 
-    async def mirrors(self, status: MirrorStatus, limit: int = 100) -> list[Mirror]:
-        """The newest mirrors of the organisation that have this status."""
-        params = {"status": status, "limit": str(limit)}
+    async def mirrors(
+        self, status: MirrorStatus | None = None, source: str | None = None, limit: int = 100
+    ) -> list[Mirror]:
+        """The newest mirrors of the organisation, of this status, or of this source."""
+        given = {"status": status, "source": source, "limit": str(limit)}
+        params = {name: value for name, value in given.items() if value is not None}
         return (await self._call(Page[Mirror], "GET", "/mirror", params=params)).items
 
     def follow(
@@ -153,6 +156,10 @@ class MirrorClient(ContentClient):
 
     async def agents(self) -> Page[AgentDocument]:
         return await self._all(Page[AgentDocument], "/agents")
+
+    async def stages(self, job: str) -> Page[JobStage]:
+        """The job's stages on all nodes, slowest first."""
+        return await self._all(Page[JobStage], "/stages", job=job)
 
     async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
         params = {"node": node} if cluster is None else {"node": node, "cluster": cluster}

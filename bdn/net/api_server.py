@@ -51,6 +51,7 @@ from bdn.core.errors import (
     InUseError,
     InvalidRequestError,
     NotFoundError,
+    UnauthenticatedError,
     single_error,
 )
 from bdn.core.pace.retry import StallPolicy
@@ -58,7 +59,7 @@ from bdn.net.admission import Admission, network_of
 from bdn.net.descriptors import connection_limit
 from bdn.net.request_bodies import DROP, KNOW, UNTIMED, Authenticate, RequestBodies, error_answer
 from bdn.net.tls import HANDSHAKE, Certificate, refusal_of_plain_http
-from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local
+from bdn.wire.http_fields import LONGEST_WAIT_SECONDS, bearer_of, check_local, is_loopback
 from bdn.wire.shapes import ErrorDocument
 
 _Kind = TypeVar("_Kind")
@@ -72,6 +73,7 @@ _BACKLOG: Final = 1024  # connections that the kernel accepts in advance
 _ACCEPTED_AT_ONCE: Final = 32  # a few turns of the loop pass before connections above the limit are closed
 _RECEIVED_AT_ONCE: Final = 64 * 1024  # bytes that an unknown client can make a connection hold
 _PIECES_AT_ONCE: Final = 8 * 1024  # bytes of a chunked body: 20 ms if each chunk has one byte
+_PROBING_CONNECTIONS: Final = 64  # of Prometheus and orchestrators; more leave no descriptors to the other ports
 _GRACE_SECONDS = 5  # for responses in progress when the service stops
 _AGAIN_SECONDS: Final = 60.0  # between two warnings of one shortage
 SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -96,6 +98,13 @@ async def _bearer_of(credentials: Annotated[HTTPAuthorizationCredentials | None,
 
 
 Bearer = Annotated[str | None, Depends(_bearer_of)]
+
+
+async def _traceparent_of(request: HTTPConnection) -> str | None:
+    return request.headers.get("traceparent")
+
+
+Traceparent = Annotated[str | None, Depends(_traceparent_of)]  # as the caller sent it
 
 
 def provided(kind: type[_Kind]) -> _Kind:
@@ -751,6 +760,29 @@ async def serving(
                 await asyncio.wait([task])  # otherwise the group would cancel it when the block fails
                 for connection in admission.clients():  # such as those in a handshake, unknown to uvicorn
                     connection.end()
+
+
+@asynccontextmanager
+async def serving_probes(
+    at: tuple[str, int] | None, router: APIRouter, provides: Iterable[object], certificate: Certificate | None = None
+) -> AsyncIterator[str]:
+    """Serve probes and metrics alone at an address of their own, and yield their URL; "" without an address.
+
+    Callers are not authenticated, so no request may have a body. Raises ``InUseError``, ``InvalidRequestError``.
+    """
+    if at is None:
+        yield ""
+        return
+    app = new_service("BDN probes", limit_request_bytes=0, authenticate=_refuse, routers=(router,), provides=provides)
+    listener = bind_tcp(*at)
+    host, port = at[0], listener.getsockname()[1]
+    is_local, most = is_loopback(host), _PROBING_CONNECTIONS
+    async with serving(app, listener, is_local=is_local, certificate=certificate, connections=most):
+        yield f"{'http' if certificate is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _refuse(_: HTTPConnection) -> str:
+    raise UnauthenticatedError("this address serves probes and metrics alone, and accepts no request with a body")
 
 
 def log_shortages() -> None:

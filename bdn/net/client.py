@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from math import inf
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,11 +16,12 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from bdn.core.chunk import CHUNK_SIZE, Digest, MalformedDocumentError, digest_of
-from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError
+from bdn.core.errors import BdnError, InternalError, InvalidRequestError, StoreUnavailableError, UnauthenticatedError
 from bdn.core.manifest import Root
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.net.ambient import check_proxies
 from bdn.net.tls import Authorities, advice_on, failure_of_tls
+from bdn.traces import spans
 from bdn.wire.http_fields import (
     AGENT_HEADER,
     DATA_PORT_HEADER,
@@ -39,6 +41,7 @@ _ONE_REQUEST_EACH = httpx2.Limits(max_keepalive_connections=0)
 OUTAGE_SECONDS: Final = 600.0  # enough for a mirror to restart, or to move to another machine
 _OUTAGE_POLICY: Final = RetryPolicy(OUTAGE_SECONDS, attempts=1, first_seconds=0.5)
 _NOT_MODIFIED: Final = 304
+_LONGEST_TOKEN: Final = 64 * 1024  # bytes of a token's file
 _Body = TypeVar("_Body", bound=BaseModel)
 _Answer = TypeVar("_Answer")
 Params = Mapping[str, str | list[str]]
@@ -71,13 +74,29 @@ def unreachable_service(address: str, error: Exception) -> ServiceUnreachableErr
     return (UntrustedServiceError if is_untrusted else ServiceUnreachableError)(address, said)
 
 
+def read_token(file: Path) -> str:
+    """The token in a file that another program replaces before the token expires, such as the kubelet. Blocking.
+
+    Raises ``UnauthenticatedError``: there is no token.
+    """
+    try:
+        with file.open("rb") as opened:
+            token = opened.read(_LONGEST_TOKEN).decode("ascii").strip()
+    except (OSError, ValueError) as error:
+        raise UnauthenticatedError(f"the token in {file} cannot be read: {error}") from None
+    if not token.isprintable() or " " in token or not token:
+        raise UnauthenticatedError(f"{file} holds no token: one line of printable ASCII without spaces")
+    return token
+
+
 class ServiceClient:
     """A client of one service. ``address`` is a URL, or ``unix:/path/to/socket``. Close it, or use it as a context.
 
     A request takes at most ``timeout_seconds`` plus the wait that it requests, even while bytes arrive, and at most
     ``silence_seconds`` without any byte. ``organisation`` is the organisation that an operator acts for; None: the
-    operator's own. ``agent_token`` identifies an agent, where ``bearer`` is a job's grant. ``authorities`` are for
-    https; None: the system's.
+    operator's own. ``agent_token`` identifies an agent, where ``bearer`` is a job's grant; a path is a file with it.
+    ``token_file`` holds the token instead of ``bearer``. Files are read at each request. ``authorities`` are for https;
+    None: the system's.
 
     Raises ``InvalidRequestError``: a proxy or authorities named by the environment cannot be used.
     """
@@ -88,13 +107,16 @@ class ServiceClient:
         bearer: str | None = None,
         *,
         organisation: str | None = None,
-        agent_token: str | None = None,
+        token_file: Path | None = None,
+        agent_token: str | Path | None = None,
         timeout_seconds: float = 30.0,
         silence_seconds: float = inf,
         authorities: Authorities | None = None,
     ) -> None:
         self.address = address
         self.bearer = bearer  # may be replaced: later requests send the new one
+        self._token_file = token_file
+        self._agent_token = agent_token
         self._silence_seconds = silence_seconds
         socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self.base_url = "http://agent" if socket else address.rstrip("/")
@@ -106,8 +128,7 @@ class ServiceClient:
             if socket
             else None,
             "limits": _ONE_REQUEST_EACH,
-            "headers": ({ORGANISATION_HEADER: organisation} if organisation else {})
-            | ({AGENT_HEADER: agent_token} if agent_token else {}),
+            "headers": {ORGANISATION_HEADER: organisation} if organisation else {},
             "timeout": timeout_seconds,
             "trust_env": not socket and _host_of(address) not in ("127.0.0.1", "::1", "localhost"),
         }
@@ -183,7 +204,8 @@ class ServiceClient:
 
         Raises ``WrongDocumentError`` for a response of more than ``most_bytes``, without reading it to its end.
         """
-        headers = {**authorization(self.bearer), **(headers or {})}
+        trace = spans.traceparent()
+        headers = {**await self._credentials(), **({"traceparent": trace} if trace else {}), **(headers or {})}
         if body is not None:
             headers["Content-Type"] = "application/json"
         content = body.model_dump_json() if body is not None else None
@@ -212,6 +234,12 @@ class ServiceClient:
                 raise ServiceUnreachableError(self.address, reported.reason)
             raise reported
         return _Reply(response.status_code, response.headers, answer)
+
+    async def _credentials(self) -> dict[str, str]:
+        bearer = self.bearer if self._token_file is None else await asyncio.to_thread(read_token, self._token_file)
+        shown = self._agent_token
+        agent = await asyncio.to_thread(read_token, shown) if isinstance(shown, Path) else shown
+        return {**authorization(bearer), **({AGENT_HEADER: agent} if agent else {})}
 
     async def _read(self, pieces: AsyncIterator[bytes], path: str, most_bytes: int | None) -> bytearray:
         answer = bytearray()

@@ -184,12 +184,14 @@ class Authorities:
     OpenSSL reads the context for a byte thread.
     """
 
-    def __init__(self, file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ``InvalidRequestError`` when the file cannot be used. Blocking."""
+    def __init__(
+        self, file: Path | None = None, clock: Callable[[], float] = time.monotonic, *, setting: str = "BDN_TLS_CA"
+    ) -> None:
+        """Raises ``InvalidRequestError``, with the setting's name, when the file cannot be used. Blocking."""
         self._own = (
             None
             if file is None
-            else [_ContextOfFiles((file,), partial(_context_of_authorities, file), clock) for _ in range(2)]
+            else [_ContextOfFiles((file,), partial(_context_of_authorities, setting, file), clock) for _ in range(2)]
         )
         self._systems: list[ssl.SSLContext | None] = [None, None]
 
@@ -205,12 +207,12 @@ class Authorities:
         return found
 
 
-def _context_of_authorities(file: Path) -> ssl.SSLContext:
-    _read("BDN_TLS_CA", file)
+def _context_of_authorities(setting: str, file: Path) -> ssl.SSLContext:
+    _read(setting, file)
     try:
         return _client_context(file)
     except (ssl.SSLError, OSError) as error:
-        raise InvalidRequestError(f"BDN_TLS_CA: {file} holds no certificates of authorities in PEM ({error})") from None
+        raise InvalidRequestError(f"{setting}: {file} holds no certificates of authorities in PEM ({error})") from None
 
 
 def _client_context(file: Path | None) -> ssl.SSLContext:

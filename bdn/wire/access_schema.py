@@ -27,6 +27,7 @@ class Role(StrEnum):
     OPERATOR = "operator"  # everything, for any organisation that a request names
     CONTROLLER = "controller"  # mirrors of its organisation, and nothing else
     AGENT = "agent"  # heartbeats, and no data of tenants: agents read with the grants of their jobs
+    POD = "pod"  # a pod of Kubernetes: mirrors of its namespace; no token of the mirror's own has this role
 
 
 LONGEST_SECONDS: Final = 100 * 365 * 24 * 3600
@@ -54,6 +55,10 @@ class TokenRequest(
 
     def check(self) -> None:
         """Reject a request whose parts contradict each other."""
+        if self.role is Role.POD:
+            raise InvalidRequestError(
+                "pods have the service-account tokens of their Kubernetes cluster, which BDN_KUBERNETES names; make no token for them"
+            )
         if self.cluster is not None and self.role is not Role.AGENT:
             raise InvalidRequestError(f"cluster is for tokens of role agent, and this one is for a {self.role}")
         if self.team is not None and self.role is not Role.CONTROLLER:

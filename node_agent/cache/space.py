@@ -93,8 +93,7 @@ def _limit_of(settings: AgentSettings, disk: os.statvfs_result) -> int:
 
 
 def _headroom_of(settings: AgentSettings, disk: os.statvfs_result) -> int:
-    allowed = settings.headroom_bytes
-    return allowed if allowed is not None else disk.f_blocks * disk.f_frsize // 20
+    return settings.headroom_of(disk.f_blocks * disk.f_frsize)
 
 
 def new_budgets(settings: AgentSettings, disk: os.statvfs_result) -> TierBudgets:

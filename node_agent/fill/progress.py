@@ -9,6 +9,7 @@ from typing import Final
 from bdn.core.cache.digest_table import DigestTable
 from bdn.core.chunk import Digest
 from bdn.core.layout import Manifest
+from bdn.traces.spans import NO_BATCHES
 from bdn.transfer.under_way import UnderWay
 from bdn.wire.operation_schema import Tier
 from bdn.wire.stage_schema import BytesFrom, ChunkStep, Transfer
@@ -54,6 +55,7 @@ class FillProgress:
     def __init__(self, manifests: Sequence[Manifest], missing: Collection[Digest], budget: RetryBudget) -> None:
         self.budget = budget
         self.on_bytes: Callable[[], None] = lambda: None
+        self.traced = NO_BATCHES
         self._mounts: list[Counter[Tier]] = []
         self._first = DigestTable(width=4)  # content to come -> the first mount that has it
         self._again: dict[Digest, Counter[int]] = {}  # content to come -> further mounts, and how often each has it
@@ -76,6 +78,7 @@ class FillProgress:
         self.rate.add(size, time.monotonic())
         self._coming.setdefault(content, Counter())[tier] += size
         self._mounts[self._first[content]][tier] += size
+        self.traced.add(size, tier)
         self.on_bytes()
 
     def restart(self, content: Digest) -> None:

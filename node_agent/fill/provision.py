@@ -17,6 +17,7 @@ from bdn.core.errors import BdnError, single_error
 from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import in_flight_each
+from bdn.traces import spans
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, fetch
 from bdn.transfer.under_way import Arriving
@@ -83,19 +84,24 @@ class Provision:
     async def run(self, request: FillRequest) -> list[Manifest]:
         """Obtain the manifests, make room for all of them, and fill what is missing. Leases them for the holder."""
         digests = dict.fromkeys(request.manifests)
-        held = [await self._obtain(digest, request) for digest in digests]
-        missing = await self.cache.admit(held, request.holder)
+        with spans.span("manifests", manifests=len(digests)):
+            held = [await self._obtain(digest, request) for digest in digests]
+        with spans.span("admit"):
+            missing = await self.cache.admit(held, request.holder)
         missing = missing if request.wanted is None else missing & request.wanted
         held = [replace(one, pages=()) for one in held]  # pages are on disk; for a million files they take 200 MB
         ledger = self.cache.index.ledger
-        budget = RetryBudget(sum(ledger.size_of(content) or 0 for content in missing), self.chain.peers.avoided)
+        to_come = sum(ledger.size_of(content) or 0 for content in missing)
+        budget = RetryBudget(to_come, self.chain.peers.avoided)
         known = {one.root.digest: one.manifest for one in held}
         manifests = [known[digest] for digest in request.manifests]
         progress = FillProgress(manifests, missing, budget)
         request.begin(manifests, progress)
         if missing:
-            async with blaming(self.cache.space):
-                await _RequestFill(self, request, progress).run(held, missing)
+            with spans.span("fill", files=len(missing), bytes=to_come), spans.batches("chunks", to_come) as traced:
+                progress.traced = traced
+                async with blaming(self.cache.space):
+                    await _RequestFill(self, request, progress).run(held, missing)
             for one in held:
                 with suppress(BdnError):  # the caller saves the pins again before it hands files on
                     await in_thread(self.disk.files.save, one.manifest)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -169,7 +170,7 @@ class VolumeSpace:
 
     cache: NodeCache
     root: Path
-    headroom_bytes: int | None
+    headroom_of: Callable[[int], int]  # of a disk of so many bytes
     is_shared: bool = True  # whether the cache is on the same disk
     _aside: SetAside = field(default_factory=SetAside)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -209,7 +210,7 @@ class VolumeSpace:
         with disk_errors(self.root):
             disk = os.statvfs(self.root)
         total = disk.f_blocks * disk.f_frsize
-        most = total - (total // 20 if self.headroom_bytes is None else self.headroom_bytes)
+        most = total - self.headroom_of(total)
         promised = self.aside.promised
         free = disk.f_bavail * disk.f_frsize - (total - most) - (promised - self.aside.occupied)
         if size > most:

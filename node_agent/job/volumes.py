@@ -235,7 +235,8 @@ class JobVolumes:
             logger.warning("dropped checkpoints that were never complete", extra=facts)
         while not volume.is_gone:
             try:
-                await self._remove(volume)
+                async with self._lock:  # ``_renew`` writes into the folders of all volumes of a job
+                    await self._remove(volume)
             except BdnError as error:
                 logger.warning("cannot remove job volume %s; retrying in a minute: %s", volume.record.id, error)
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -413,7 +414,8 @@ class JobVolumes:
     async def _give_up(self, volume: Volume) -> None:
         """Also removes a volume that could not be opened and so has no syncer."""
         if volume.syncer is None:
-            await self._remove(volume)
+            async with self._lock:
+                await self._remove(volume)
         elif not volume.given_up.is_set():
             facts = {"job": volume.record.job, "bytes": volume.unsynced_bytes, "error": str(volume.syncer.error)}
             logger.warning("dropping checkpoints that could not be pushed for too long", extra=facts)
@@ -482,7 +484,9 @@ async def open_volumes(
         job = parse_source(record.job or "")
         assert isinstance(job, CheckpointUri)  # noqa: S101 - from a verified push grant
         assert checkpoints is not None  # noqa: S101 - called for volumes with checkpoints only
-        mirror = MirrorClient(settings.url, record.push_grant, agent_token=settings.token, authorities=authorities)
+        mirror = MirrorClient(
+            settings.url, record.push_grant, agent_token=settings.shown_token, authorities=authorities
+        )
         return Syncer(
             JobDirectory(checkpoints.place, walks=walks),
             job,
@@ -495,7 +499,7 @@ async def open_volumes(
 
     volumes = JobVolumes(
         settings=settings,
-        space=VolumeSpace(cache, settings.effective_scratch_dir.absolute(), settings.headroom_bytes),
+        space=VolumeSpace(cache, settings.effective_scratch_dir.absolute(), settings.headroom_of),
         background=await stack.enter_async_context(BackgroundTasks()),
         clock=clock,
         verify=verify,

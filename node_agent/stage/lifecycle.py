@@ -14,6 +14,7 @@ from bdn.core.errors import BdnError, DiskFailedError, InternalError
 from bdn.core.events import Ending
 from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.traces import spans
 from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
 from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
@@ -108,6 +109,7 @@ class Lifecycle:
     def _start_work(self, stage: NodeStage) -> None:
         stage.stop.clear()
         stage.progress = stage.mend_at = None
+        stage.began_at = self.clock()
         stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 
@@ -126,7 +128,9 @@ class Lifecycle:
         give_up = self._keep if stage.is_mending else self._fail
         try:
             await self.release_abandoned()
-            await self._bring(stage)
+            with spans.work("stage", stage=record.id, job=record.job_id, mounts=len(record.mounts)) as span:
+                await self._bring(stage)
+                span.set(**_bytes_by_tier(stage))
             record.ready_at = self.clock()
             came = stage.progress.rate.total if stage.progress else 0
             record.bytes_per_second = came / max(time.monotonic() - began, 1e-3) or None
@@ -161,7 +165,8 @@ class Lifecycle:
             if stage.is_mending and await in_thread(self._is_whole, stage, manifests):
                 return  # healed in place: a job that reads the view must not lose its folder
             try:
-                built = await (self._publish if record.destination else self._show)(stage, manifests)
+                with spans.span("view"):
+                    built = await (self._publish if record.destination else self._show)(stage, manifests)
                 break
             except ChangedFilesError as error:
                 logger.warning(
@@ -418,12 +423,17 @@ class Lifecycle:
         self.records.save(record)
 
 
-def _figures(stage: NodeStage, began: float) -> _Figures:
+def _bytes_by_tier(stage: NodeStage) -> dict[str, int]:
     came = stage.bytes_from()
+    return {f"from_{tier}": sum(getattr(one, tier) for one in came) for tier in ("node", "cluster", "mirror")}
+
+
+def _figures(stage: NodeStage, began: float) -> _Figures:
+    came = _bytes_by_tier(stage)
     return {
         "stage": stage.record.id,
         "job": stage.record.job_id,
-        "bytes": sum(one.total for one in came),
+        "bytes": sum(came.values()),
         "seconds": round(time.monotonic() - began, 3),
-        **{f"from_{tier}": sum(getattr(one, tier) for one in came) for tier in ("node", "cluster", "mirror")},
+        **came,
     }

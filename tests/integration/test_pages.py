@@ -221,12 +221,11 @@ def documented(section: str) -> set[str]:
     rows = [
         row for row in METRICS_PAGE.split(f"## {section}\n")[1].split("\n## ")[0].splitlines() if row.startswith("| `")
     ]
-    return {name for row in rows for name in re.findall(r"`(bdn_\w+)`", row.split(" | ")[0])}
+    return {name for row in rows for name in re.findall(r"`((?:bdn|process)_\w+)`", row.split(" | ")[0])}
 
 
 def told(text: str) -> set[str]:
-    """Without the moments at which counters began, which the client library adds."""
-    families = [family for family in text_string_to_metric_families(text) if not family.name.endswith("_created")]
+    families = list(text_string_to_metric_families(text))
     return {f"{family.name}_total" if family.type == "counter" else family.name for family in families}
 
 

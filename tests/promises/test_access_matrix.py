@@ -15,7 +15,7 @@ from bdn.store.bucket_store import BucketStore
 from bdn.wire.cache_schema import pack
 from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
-from tests.support.mirror.access_world import STATUS, UNKNOWN, World, access_world, shape
+from tests.support.mirror.access_world import CLUSTER, STATUS, UNKNOWN, World, access_world, shape
 from tests.support.mirror.fake_agent import FakeAgent
 from tests.support.mirror.service import LONGEST_SECONDS, Json, source, statements_of
 from tests.support.promises.tally import Tally, at_scale
@@ -25,6 +25,12 @@ pytestmark = [pytest.mark.promise("access"), pytest.mark.usefixtures("backend")]
 KEY: Final = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 OLDER_KEY: Final = new_key()
 A, B = {"shared", "a-public", "a-private"}, {"shared", "b-private"}
+
+
+PODS: Final = ("pod of a", "pod of another namespace of a", "pod of b")
+FALSE_PODS: Final = (
+    "pod of no organisation", "pod expired", "pod for another audience", "pod of another key under this name", "pod of another issuer",
+)  # fmt: skip
 
 
 # --- the oracle -------------------------------------------------------------------------------------------------------
@@ -64,6 +70,8 @@ READS: Final[dict[str, set[str] | str]] = {
     "grant for another audience": "GRANT_INVALID",
     "grant of another issuer": "GRANT_INVALID",
     "identity token": "GRANT_INVALID",
+    # A service-account token reads nothing, whoever it is of: its pod's mirror has a grant.
+    **dict.fromkeys((*PODS, *FALSE_PODS, "agent of Kubernetes"), "GRANT_INVALID"),
 }
 
 
@@ -261,9 +269,10 @@ OPERATORS: Final = {
 AGENTS: Final = {
     "/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/caches/{project}/uses", "/runs/{run}/{rank}", "/runs/{run}/{rank}/logs", "/hub",
 }  # fmt: skip
+FOR_PODS: Final = {"post /mirror", "get /mirror/{mirror_id}", "post /mirror/{mirror_id}/cancel"}
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
-    "get /trees", "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
+    "get /stages", "get /trees", "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
     "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
     "post /v1/training_projects", "post /v1/teams/{team_id}/training_projects", "get /v1/training_projects",
     "get /v1/training_projects/{project_id}", "delete /v1/training_projects/{project_id}",
@@ -283,7 +292,7 @@ FOR_TEAMS: Final = {  # also to a token of a team
 # All others are for controllers, also those that are not written yet: who adds a route for others writes it down here.
 STRANGERS: Final = [
     "none", "malformed", "unknown token", "revoked token", "expired token", "grant a shared", "grant of a for all", "grant alg none",
-    "identity token", "grant expired", "controller b for a",
+    "identity token", "grant expired", "controller b for a", *FALSE_PODS,
 ]  # fmt: skip
 BODIES: Final[dict[str, Json]] = {
     "/mirror": {"weights": [{"source": "hf://org/shared", "mount_location": "/m"}]},
@@ -319,7 +328,8 @@ BODIES: Final[dict[str, Json]] = {
 def place(path: str) -> str:
     """A path of the OpenAPI document with names of nothing in it."""
     path = re.sub(r"{(\w{3})\w*_id}", lambda found: f"{found[1]}_{'0' * 24}", path)
-    return path.replace("{name}", "none").replace("{project}", "none").replace("{digest}", str(UNKNOWN))
+    path = path.replace("{name}", "none").replace("{project}", "none").replace("{cluster}", CLUSTER)
+    return path.replace("{digest}", str(UNKNOWN))
 
 
 async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, tally: Tally) -> None:
@@ -329,7 +339,8 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
     for method, path in routes:
         if path in PUBLIC | READ_WITH_GRANTS | PUSHES.keys():
             continue
-        others = ["agent"] if path not in AGENTS else ["controller a"]
+        others = ["agent", "agent of Kubernetes"] if path not in AGENTS else ["controller a"]
+        others += PODS if f"{method} {path}" not in FOR_PODS else []
         others += ["controller a"] if {path, f"{method} {path}"} & OPERATORS else []
         others += TEAMS if f"{method} {path}" not in FOR_TEAMS else []
         for bearer in (*STRANGERS, *others):
@@ -340,7 +351,12 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
             assert answer.json()["error"]["code"] == "UNAUTHENTICATED"
             tally.add(scenarios=1, refused=1)
         role = "operator" if {path, f"{method} {path}"} & OPERATORS else "agent" if path in AGENTS else "controller a"
-        for allowed in (role, *(TEAMS if f"{method} {path}" in FOR_TEAMS else ())):
+        allowing = [
+            *(TEAMS if f"{method} {path}" in FOR_TEAMS else ()),
+            *(PODS if f"{method} {path}" in FOR_PODS else ()),
+        ]
+        allowing += ["agent of Kubernetes"] if path in AGENTS else []
+        for allowed in (role, *allowing):
             answer = await world.ask(allowed, method, place(path), json=BODIES.get(path))
             assert answer.status_code not in (401, 403), (method, path, allowed, answer.text)
             tally.add(scenarios=1)
@@ -374,14 +390,14 @@ async def test_pushes_are_for_controllers_and_for_grants_to_push(world: World, t
     for path, body in PUSHES.items():
         method = "DELETE" if body is None else "POST"
         place = path.replace("{push_id}", push)
-        for bearer in (*STRANGERS, "agent", "controller b", "team research of a"):
+        for bearer in (*STRANGERS, *PODS, "agent", "agent of Kubernetes", "controller b", "team research of a"):
             answer = await world.ask(bearer, method, place, json=body)
             is_theirs = bearer in ("controller b", "team research of a")  # with projects of their own
             expected = {401, 403} if not is_theirs else {201} if path == "/pushes" else {404}
             assert answer.status_code in expected, (path, bearer, answer.text)
             tally.add(scenarios=1, refused=1)
     chunk = f"/pushes/{push}/chunks/{digest_of(b'x')}"
-    for bearer in (*STRANGERS, "agent", "controller b", "team research of a"):
+    for bearer in (*STRANGERS, *PODS, "agent", "agent of Kubernetes", "controller b", "team research of a"):
         # BDN-Organisation is the API's
         is_theirs = bearer in ("controller b", "controller b for a", "team research of a")
         answer = await world.plane.put(chunk, content=b"x", headers=world.bearers[bearer])
@@ -428,7 +444,8 @@ async def test_whoever_is_no_operator_rotates_its_own_secrets_alone(world: World
 
 
 async def test_what_another_organisation_has_is_answered_like_nothing(world: World, tally: Tally) -> None:
-    await FakeAgent(world.mirror, "n1").beat_as(world.bearers["agent"])
+    hidden_stage = stage_of("train", world.mirrors["a", "a-private"]["id"])
+    await FakeAgent(world.mirror, "n1", stages=[hidden_stage]).beat_as(world.bearers["agent"])
     await world.ask("controller a", "PUT", "/secrets/of-a", json={"value": "x"})
     ids: dict[str, str] = {"mirror": world.mirrors["a", "a-private"]["id"]}
     for name, more in (
@@ -475,6 +492,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
         ("GET", "/names?of={}", None, manifest, str(UNKNOWN)),
         *(("GET", "/names?of={}", None, str(world.chunks[f"a-private {part}"]), str(UNKNOWN)) for part in PARTS),
         ("GET", "/names?of={}", None, hidden, "hf://org/nothing"),
+        ("GET", "/stages?job={}", None, "train", "none"),
     ]
     before = (await world.ask("controller a", "GET", "/mirror")).json()["items"]
     for method, path, template, theirs, absent in cases:
@@ -489,13 +507,62 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
             costs.append(statements)
         assert answers[0] == answers[1], (method, path, template)
         assert costs[0] == costs[1], (method, path, template)
-        assert answers[0][0] == (200 if path.startswith(("/mirror?", "/events?")) else 404), (method, path, answers[0])
+        assert answers[0][0] == (200 if path.startswith(("/mirror?", "/events?", "/stages?")) else 404), (
+            method,
+            path,
+            answers[0],
+        )
         tally.add(scenarios=2, refused=1)
     assert (await world.ask("controller a", "GET", f"/manifests/{manifest}")).status_code == 200
     after = (await world.ask("controller a", "GET", "/mirror")).json()["items"]
     assert [item["status"] for item in after] == [item["status"] for item in before]
     secrets = (await world.ask("controller a", "GET", "/secrets")).json()["items"]
     assert [item["name"] for item in secrets] == ["of-a"]
+
+
+async def test_a_pod_finds_the_mirrors_of_its_namespace_and_no_others(world: World, tally: Tally) -> None:
+    """Others' mirrors, of its own organisation too, are answered like those that do not exist, at the same cost."""
+    body = {"weights": [source("hf://org/a-public", "/m")]}
+    made = {pod: (await world.ask(pod, "POST", "/mirror", json=body)).json()["id"] for pod in PODS}
+    assert len(set(made.values())) == len(PODS)
+    others = [world.mirrors["a", "a-public"]["id"], world.mirrors["b", "b-private"]["id"]]
+    nothing = f"mir_{'0' * 24}"
+    for pod, own in made.items():
+        ended = await world.ask(pod, "GET", f"/mirror/{own}", params={"wait": LONGEST_SECONDS})
+        assert (ended.json()["status"], bool(ended.json()["grant"])) == ("READY", True), ended.text
+        for method, path in (("GET", "/mirror/{}"), ("GET", "/mirror/{}?wait=5"), ("POST", "/mirror/{}/cancel")):
+            costs, answers = [], []
+            for name in (nothing, *others, *(id_ for id_ in made.values() if id_ != own)):
+                with statements_of(world.mirror) as statements:
+                    answer = await world.ask(pod, method, path.format(name))
+                costs.append(statements)
+                answers.append((answer.status_code, answer.text.replace(name, "X")))
+                tally.add(scenarios=1, refused=1)
+            assert answers == [answers[0]] * len(answers)
+            assert answers[0][0] == 404
+            assert costs == [costs[0]] * len(costs)
+        assert (await world.ask(pod, "POST", f"/mirror/{own}/cancel")).json()["status"] == "READY"
+        tally.add(scenarios=2)
+    seen = {item["id"] for item in (await world.ask("controller a", "GET", "/mirror")).json()["items"]}
+    assert seen >= {made["pod of a"], made["pod of another namespace of a"]}
+    assert made["pod of b"] not in seen
+    acting = await world.mirror.http.post(
+        "/mirror", json=body, headers=world.bearers["pod of a"] | {"BDN-Organisation": "b"}
+    )
+    assert acting.status_code == 401
+    tally.add(scenarios=2, refused=1)
+
+
+async def test_an_agent_of_kubernetes_is_one_of_its_cluster_alone(world: World, tally: Tally) -> None:
+    own = await FakeAgent(world.mirror, "n9", CLUSTER).beat_as(world.bearers["agent of Kubernetes"])
+    assert own["members"]
+    for bearer, cluster in (("agent of Kubernetes", "other"), ("pod of a", CLUSTER), ("pod expired", CLUSTER)):
+        state = FakeAgent(world.mirror, "n9", cluster).state
+        answer = await world.ask(
+            bearer, "POST", "/agents/heartbeat", json={k: v for k, v in state.items() if k != "holdings"}
+        )
+        assert answer.status_code == 401, (bearer, answer.text)
+        tally.add(scenarios=1, refused=1)
 
 
 @pytest.mark.production
@@ -523,6 +590,45 @@ async def test_a_verification_tells_nothing_of_others(upstreams: None, hub: Hub,
             for what in ({"manifest": str(world.manifests[f"{name}-private"])}, {"source": f"hf://org/{name}-private"}):
                 assert await verified(bearer, **what) == (expected, 3), (bearer, what)
                 tally.add(scenarios=1, refused=not expected)
+
+
+def stage_of(job: str, mirror_id: str | None) -> Json:
+    """A stage as an agent reports it."""
+    return {
+        "id": f"stg_{mirror_id}", "job": job, "mirror_id": mirror_id, "manifests": [], "state": "STAGING", "bytes_done": 0,
+        "bytes_total": None, "bytes_per_second": None, "since": 0, "error": None,
+    }  # fmt: skip
+
+
+async def test_stages_of_a_shared_node_are_seen_by_those_who_see_their_mirrors(world: World, tally: Tally) -> None:
+    """Jobs of one name: of both organisations and a team, of a mirror that is unknown, and of none."""
+    team = "team research of a"
+    weights = {"weights": [source("hf://org/a-public", "/team")]}
+    of_team = (await world.ask(team, "POST", "/mirror", json=weights)).json()["id"]
+    of_a, of_b = (world.mirrors[name, f"{name}-private"]["id"] for name in "ab")
+    unsure = [f"mir_{'0' * 24}", None]
+    stages = [stage_of("train", mirror) for mirror in (of_a, of_b, of_team, *unsure)]
+    await FakeAgent(world.mirror, "n1", stages=stages).beat_as(world.bearers["agent"])
+    everything = {of_a, of_b, of_team, *unsure}
+    expected: dict[str, set[str | None]] = {
+        "controller a": {of_a, of_team},
+        "controller b": {of_b},
+        team: {of_team},
+        "team Default of a": set(),
+        "team research of b": set(),
+        "operator": everything,
+        "operator token": everything,
+        "operator for a": everything,
+    }
+    for bearer in world.bearers:
+        answer = await world.ask(bearer, "GET", "/stages", params={"job": "train"})
+        if bearer in expected:
+            assert {one["mirror_id"] for one in answer.json()["items"]} == expected[bearer], bearer
+            owners = {one["organisation"] for one in answer.json()["items"] if one["mirror_id"] in unsure}
+            assert owners <= {None}
+        else:
+            assert answer.status_code in (401, 403), bearer
+        tally.add(scenarios=1, refused=bearer not in expected)
 
 
 async def test_lists_hold_one_s_own_and_the_metrics_name_nobody(world: World, tally: Tally) -> None:

@@ -505,7 +505,7 @@ async def test_a_round_goes_on_after_a_restart_where_it_was(rig: Rig, monkeypatc
         await node.agent.scrub.catch_up()
 
         assert sorted(read) == sorted(node.manifest.contents)
-        assert (await node.figures())["bdn_agent_scrub_round_ended"] == node.clock.now
+        assert (await node.figures())["bdn_agent_scrub_round_timestamp_seconds"] == node.clock.now
 
 
 # --- a disk that takes no notes, or whose files may not be read, keeps nobody from finding and mending what is wrong ---

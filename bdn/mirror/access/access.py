@@ -14,6 +14,8 @@ from typing import Final
 from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import GrantInvalidError, NotFoundError, UnauthenticatedError
 from bdn.core.source.uri import CheckpointUri
+from bdn.mirror.access.callers import Caller, NotPermittedError
+from bdn.mirror.access.service_accounts import ServiceAccounts
 from bdn.mirror.db import chunks, manifests, mirrors
 from bdn.mirror.db.tokens import TokenTable, is_token
 from bdn.mirror.db.waiting import SharedReads
@@ -28,46 +30,6 @@ _TAKES_GRANTS: Final = re.compile(r"/chunks/.+|/manifests/[^/]+|/pushes(?!/grant
 _OF_FILES: Final = "/files/"  # whose addresses are signed
 
 _Key = tuple[str, str, str | None]  # a manifest, and the organisation, or the team of it, that reads it
-
-
-class NotPermittedError(UnauthenticatedError):
-    """The token is valid, but not for this request. Reveals nothing of what exists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The bearer of a token; any client if authentication is off. ``cluster`` binds an agent's token to one cluster.
-
-    A caller of a ``team`` sees only what that team has; None: all of the organisation.
-    """
-
-    organisation: str
-    role: Role
-    cluster: str | None = None
-    team: str | None = None
-
-    def acting(self, needed: Role, organisation: str | None) -> Caller:
-        """The caller, acting in this role for this organisation (None: its own). Raises ``NotPermittedError``."""
-        if self.role is Role.OPERATOR:
-            return Caller(organisation or self.organisation, self.role)
-        if self.role is not needed:
-            raise NotPermittedError(f"a token of role {self.role} may not do this: use a token of role {needed}")
-        if organisation not in (None, self.organisation):
-            raise NotPermittedError(
-                "BDN-Organisation names another organisation than the token's; only an operator may do that"
-            )
-        return self
-
-    def of_all_teams(self) -> Caller:
-        """The caller, for resources of the whole organisation. Raises ``NotPermittedError`` for a team's token."""
-        if self.team is not None:
-            raise NotPermittedError(f"this token is limited to team {self.team!r}: use a token without a team")
-        return self
-
-    def check_cluster(self, cluster: str) -> None:
-        """Raise ``NotPermittedError`` for a token that is bound to another cluster."""
-        if self.cluster not in (None, cluster):
-            raise NotPermittedError(f"this token is limited to agents of cluster {self.cluster!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +102,23 @@ class Access:
     token: str | None = field(repr=False)
     tokens: TokenTable
     verifier: GrantVerifier
+    accounts: ServiceAccounts | None = None  # of Kubernetes; None trusts no cluster
     _objects: OpenedObjects = field(default_factory=lambda: OpenedObjects(_OBJECTS_KEPT), repr=False)
     _standing: dict[_Key, _Standing] = field(default_factory=dict, repr=False)
     _reads: SharedReads[int, frozenset[bytes]] = field(default_factory=partial(SharedReads, math.inf))
 
     async def caller(self, bearer: str | None) -> Caller:
-        """The caller behind a token. Raises ``UnauthenticatedError``, whatever the reason."""
+        """The caller behind a token, or behind a service-account token of Kubernetes.
+
+        Raises ``UnauthenticatedError``, whatever the reason, and ``StoreUnavailableError`` while a cluster's keys cannot
+        be read.
+        """
         known = self._operator(bearer)
         if known is None and bearer is not None and is_token(bearer):
             token = await self.tokens.valid(bearer)
             known = Caller(token.organisation, token.role, token.cluster, token.team) if token else None
+        elif known is None and bearer is not None and self.accounts is not None:
+            known = await self.accounts.caller(bearer)
         if known is not None:
             return known
         if bearer is None:

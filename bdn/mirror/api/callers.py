@@ -5,7 +5,8 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Header, Path, Query
 
 from bdn.core.source.uri import PROJECT_PATTERN
-from bdn.mirror.access.access import Access, Caller, PushAccess
+from bdn.mirror.access.access import Access, PushAccess
+from bdn.mirror.access.callers import Caller
 from bdn.net.api_server import Bearer, provided
 from bdn.wire.access_schema import NAME_PATTERN, ORGANISATION_PATTERN, Role
 from bdn.wire.grants import Grant
@@ -58,6 +59,11 @@ async def _controller_of_a_team(access: _Access, bearer: Bearer, organisation: O
     return (await access.caller(bearer)).acting(Role.CONTROLLER, organisation)
 
 
+async def _requester(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller:
+    caller = await access.caller(bearer)
+    return caller.acting(Role.POD if caller.role is Role.POD else Role.CONTROLLER, organisation)
+
+
 async def _lister(access: _Access, bearer: Bearer, organisation: Organisation = None) -> Caller | Grant:
     return await access.lister(bearer, organisation)
 
@@ -73,6 +79,7 @@ async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = 
 Operator = Annotated[Caller, Depends(_operator)]
 Controller = Annotated[Caller, Depends(_controller)]  # or an operator, for the organisation that it names
 TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or a controller of a team, which routes pass on
+Requester = Annotated[Caller, Depends(_requester)]  # as TeamController, or a pod, whose team is its namespace's
 Lister = Annotated[Caller | Grant, Depends(_lister)]  # as TeamController, or a grant
 Agent = Annotated[Caller, Depends(_agent)]
 Pushing = Annotated[PushAccess, Depends(_pusher)]

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from bdn.core.errors import BdnError, InvalidRequestError, NotFoundError, NotSupportedError
 from bdn.core.training.serving import Instance, ServedCheckpoint, instances_of, truss_config
-from bdn.mirror.access.access import Caller
+from bdn.mirror.access.callers import Caller
 from bdn.mirror.api.callers import TeamController
 from bdn.mirror.api.v1 import ClientApi
 from bdn.net.api_server import new_router, provided

@@ -11,7 +11,15 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 import bdn
 from bdn.core.errors import StoreUnavailableError
@@ -36,7 +44,10 @@ class Metrics:
         self._shared = SharedRead(self._read, 0.0)
         self._totals = 0, 0
         self._totals_until = 0.0
+        # Else each counter has a second series, ``_created``, that no query needs and promtool rejects.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self.transferred_bytes = counter("bdn_mirror_transferred_bytes", "Bytes read from upstreams")
         self.served_bytes = counter("bdn_mirror_served_bytes", "Bytes served by the data plane")

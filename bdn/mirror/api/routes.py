@@ -16,7 +16,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from bdn.core.chunk import ByteRange, digest_in
 from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.core.source.uri import parse_source
-from bdn.mirror.access.access import Access, Caller, NotPermittedError
+from bdn.mirror.access.access import Access
+from bdn.mirror.access.callers import Caller, NotPermittedError
 from bdn.mirror.api.caches import caches_router
 from bdn.mirror.api.callers import (
     TEXT,
@@ -32,6 +33,7 @@ from bdn.mirror.api.callers import (
     Organisation,
     PrefetchId,
     Pushing,
+    Requester,
     SecretName,
     TeamController,
     TokenId,
@@ -53,6 +55,7 @@ from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.pushes import Pushes
 from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
 from bdn.mirror.serving.locations import ChunkLocations
@@ -60,8 +63,9 @@ from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
-from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided
+from bdn.net.api_server import EVENTS, Bearer, EventStream, Traceparent, WaitSeconds, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
+from bdn.traces import spans
 from bdn.wire.access_schema import (
     NewToken,
     Role,
@@ -109,6 +113,7 @@ from bdn.wire.push_schema import (
     PushRequest,
 )
 from bdn.wire.shapes import Items, Page, moment
+from bdn.wire.stage_schema import JobStage
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +128,7 @@ _Limit = Annotated[int, Query(ge=1, le=1000)]
 
 _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]
+_JobStages = Annotated[JobStages, provided(JobStages)]
 _Operations = Annotated[OperationRequests, provided(OperationRequests)]
 _Collections = Annotated[Collections, provided(Collections)]
 _Events = Annotated[Events, provided(Events)]
@@ -226,17 +232,22 @@ ROUTERS: Final = (  # in the order of the OpenAPI document
     "/mirror", status_code=202, response_model=Mirror | Plan, summary="Mirror sources, or plan it with dry_run"
 )
 async def post(
+    *,
     requests: _Requests,
     body: MirrorRequestBody,
     response: Response,
-    caller: TeamController,
+    caller: Requester,
+    traceparent: Traceparent,
     dry_run: Annotated[bool, Query()] = False,
 ) -> Mirror | Plan:
     sources = body.sources()
     if dry_run:
         response.status_code = 200
         return await requests.plan(sources, caller.organisation, caller.team)
-    return await requests.request(sources, caller.organisation, caller.team)
+    with spans.request("POST /mirror", traceparent, sources=len(sources)) as span:
+        mirror = await requests.request(sources, caller.organisation, caller.team)
+        span.set(mirror=mirror.id, status=mirror.status)
+    return mirror
 
 
 @mirrors_router.get("/mirror", summary="Mirrors, newest first")
@@ -256,7 +267,7 @@ async def page(
 
 
 @mirrors_router.get("/mirror/{mirror_id}", summary="A mirror")
-async def get(requests: _Requests, mirror_id: MirrorId, caller: TeamController, wait: WaitSeconds = 0) -> Mirror:
+async def get(requests: _Requests, mirror_id: MirrorId, caller: Requester, wait: WaitSeconds = 0) -> Mirror:
     return await requests.wait(mirror_id, caller.organisation, wait, caller.team)
 
 
@@ -274,7 +285,7 @@ async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamControlle
 
 
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
-async def cancel(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> Mirror:
+async def cancel(requests: _Requests, mirror_id: MirrorId, caller: Requester) -> Mirror:
     return await requests.cancel(mirror_id, caller.organisation, caller.team)
 
 
@@ -306,7 +317,13 @@ async def held(names: _Names, caller: Controller, cursor: str | None = None, lim
 
 @contents_router.get("/manifests/{digest}", summary="The root of a manifest, which lists its pages")
 async def manifest(
-    service: _Contents, digest: str, request: Request, bearer: Bearer, organisation: Organisation = None
+    *,
+    service: _Contents,
+    digest: str,
+    request: Request,
+    bearer: Bearer,
+    traceparent: Traceparent,
+    organisation: Organisation = None,
 ) -> Response:
     name = digest_in(digest)
     owner = await service.access.check_manifest(bearer, name, organisation)
@@ -316,7 +333,8 @@ async def manifest(
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         answer = Response(status_code=304, headers=headers)
     else:
-        root = await service.shelf.root(name, owner)
+        with spans.joined("GET /manifests", traceparent, manifest=str(name)):
+            root = await service.shelf.root(name, owner)
         answer = Response(root.content, media_type=MEDIA_JSON, headers=headers)
         service.metrics.served_manifests.inc()
     await manifests.note_use(service.database, name.hex, service.database.now())
@@ -452,6 +470,19 @@ async def remove_agent(
 @control_router.get("/clusters", summary="Clusters, with the sums of their agents and space")
 async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
     return await membership.clusters()
+
+
+@control_router.get("/stages", summary="A job's stages on all nodes, slowest first")
+async def stages(
+    job_stages: _JobStages,
+    caller: TeamController,
+    job: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)],
+    cursor: str | None = None,
+    limit: _Limit = 1000,
+) -> Page[JobStage]:
+    """Those that failed, then those at work by the part that is filled, then those that are READY."""
+    items, last = await job_stages.of(caller, job, _read_names(cursor), limit)
+    return Page[JobStage](items=items, next_cursor=last and _write_names(*last))
 
 
 @control_router.post("/agents/heartbeat", summary="Agents only: report state, receive members, commands and keys")

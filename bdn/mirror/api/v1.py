@@ -15,7 +15,7 @@ from fastapi import Path, Query, Request, Response
 from bdn.core.chunk import digest_in
 from bdn.core.errors import NotFoundError, NotSupportedError
 from bdn.core.training.states import OVER
-from bdn.mirror.access.access import Caller
+from bdn.mirror.access.callers import Caller
 from bdn.mirror.api.callers import TEXT, Controller, SecretName, TeamController
 from bdn.mirror.db.tables import SecretRow
 from bdn.mirror.jobs.archives import Archives

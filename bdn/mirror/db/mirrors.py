@@ -75,13 +75,14 @@ async def insert(
     *,
     now: float,
     team: str | None = None,
+    traceparent: str | None = None,
 ) -> None:
     """Insert a mirror with a source for each request (``WeightsSourceBody``).
 
     Raises ``IntegrityError`` if a mirror for the same request runs already.
     """
     row = {"id": mirror_id, "organisation": organisation, "team": team or OF_ALL, "request_key": request_key}
-    session.add(MirrorRow(**row, status="PENDING", created_at=now))
+    session.add(MirrorRow(**row, status="PENDING", created_at=now, traceparent=traceparent))
     await session.flush()
     for position, request in enumerate(requests):
         source = MirrorSourceRow(
@@ -143,6 +144,23 @@ async def page(
     mirrors, following = await newest(session, query, (MirrorRow.created_at, MirrorRow.id), before, limit)
     sources = await _sources(session, [mirror.id for mirror in mirrors])
     return [MirrorState(mirror, sources[mirror.id]) for mirror in mirrors], following
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The organisation that requested a mirror, and the team of it, or ``OF_ALL``."""
+
+    organisation: str
+    team: str
+
+
+_OWNERS: Final = select(MirrorRow.id, MirrorRow.organisation, MirrorRow.team)
+
+
+async def owners(session: ReadSession, mirror_ids: Collection[str]) -> dict[str, Owner]:
+    """Of the mirrors that exist, in one statement also if there are none to look up."""
+    found = select_in(session, _OWNERS, MirrorRow.id, sorted(mirror_ids) or [""])
+    return {mirror_id: Owner(organisation, team) async for mirror_id, organisation, team in found}
 
 
 async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str, list[MirrorSourceRow]]:

@@ -21,11 +21,17 @@ from bdn.mirror.ingest.copier import ChunkLostError, Copier
 from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Unit
 from bdn.mirror.upstream.reader import LocatedFile
+from bdn.traces.spans import Counted, batches
 from bdn.transfer.under_way import UnderWay
 
 _LARGE_AT_ONCE: Final = 8  # files of several chunks of one source; each of them occupies many threads
 _SMALL_AT_ONCE: Final = 32  # files of one chunk; while one is recorded, the threads read others
 _SLABS_AT_ONCE: Final = 8  # of 8 MiB of memory each
+_SHARES: Final[tuple[tuple[Callable[[Unit], bool], int], ...]] = (
+    (lambda unit: unit.is_slab, _SLABS_AT_ONCE),
+    (lambda unit: not unit.is_slab and unit.files[0].is_one_chunk, _SMALL_AT_ONCE),
+    (lambda unit: not unit.is_slab and not unit.files[0].is_one_chunk, _LARGE_AT_ONCE),
+)
 
 
 @dataclass(frozen=True)
@@ -49,24 +55,23 @@ class CopyMissing:
 
     async def run(self) -> None:
         """Copy everything that is missing; then ``survey.known`` contains every unit. Raises ``SetEndedError``."""
-        with single_error():
+        with single_error(), batches("chunks", self.survey.bytes_missing) as traced:
             async with asyncio.TaskGroup() as group:
-                self._share(group, lambda unit: unit.is_slab, _SLABS_AT_ONCE)
-                self._share(group, lambda unit: not unit.is_slab and unit.files[0].is_one_chunk, _SMALL_AT_ONCE)
-                self._share(group, lambda unit: not unit.is_slab and not unit.files[0].is_one_chunk, _LARGE_AT_ONCE)
+                for is_wanted, count in _SHARES:
+                    self._share(group, is_wanted, count, traced)
 
-    def _share(self, group: asyncio.TaskGroup, is_wanted: Callable[[Unit], bool], count: int) -> None:
+    def _share(self, group: asyncio.TaskGroup, is_wanted: Callable[[Unit], bool], count: int, traced: Counted) -> None:
         """Start ``count`` tasks that draw from the same units."""
         units = filter(is_wanted, self.survey.missing())
 
         async def work() -> None:
             for unit in units:
-                await self._copy(unit)
+                await self._copy(unit, traced)
 
         for _ in range(count):
             group.create_task(work())
 
-    async def _copy(self, unit: Unit) -> None:
+    async def _copy(self, unit: Unit, traced: Counted) -> None:
         """Copy a unit or wait for a running copy of it.
 
         If the set cannot refer to its chunks then, copy here after all.
@@ -76,6 +81,7 @@ class CopyMissing:
         def arrived(size: int) -> None:
             nonlocal missing
             missing -= size
+            traced.add(size)
             self.progress.transferred(self.position, size)
 
         known: Known | None = None

@@ -24,6 +24,7 @@ from bdn.mirror.ingest.progress import CopyProgress
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
+from bdn.traces import spans
 from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, HubFile, Mirror, MirrorSource, Plan, PlannedSource, body_from
 from bdn.wire.progress import total_of
@@ -32,6 +33,7 @@ _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time betw
 
 _ANY: Final = Digest("0" * 64)  # as long as any other digest
 _ANY_COMMIT: Final = "0" * 40
+_ANY_MIRROR: Final = f"mir_{'0' * 24}"
 
 # What is requested, and the organisation and team that request it: they decide what the answer contains.
 Question = tuple[str, str, str | None]
@@ -70,7 +72,7 @@ class MirrorRequests:
         bodies = [body_from(source).model_dump(exclude_none=True) for source in sources]
         asked = bodies if team is None else [team, *bodies]
         request_key = digest_of(json.dumps(asked, sort_keys=True).encode()).hex
-        request = partial(self._request, bodies, organisation, team, request_key)
+        request = partial(self._request, bodies, organisation, team, request_key, spans.traceparent())
         # Of a thousand equal concurrent requests, two query the database.
         return await self.asked.of((request_key, organisation, team), request).get()
 
@@ -83,7 +85,8 @@ class MirrorRequests:
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""
         mounts = tuple(GrantedMount.at(one.mount_location, _ANY, str(one.source), _ANY_COMMIT) for one in sources)
-        size = len(self.signer.sign(Grant(organisation, mounts, self.database.now() + self.grant_seconds, team)))
+        expires_at = self.database.now() + self.grant_seconds
+        size = len(self.signer.sign(Grant(organisation, mounts, expires_at, team, _ANY_MIRROR)))
         if size > LONGEST_GRANT:
             what = (
                 f"bytes of the grant for {len(mounts)} sources (send fewer sources at once, or shorter mount locations)"
@@ -91,7 +94,12 @@ class MirrorRequests:
             raise LimitExceededError(what, size, LONGEST_GRANT)
 
     async def _request(
-        self, bodies: list[dict[str, object]], organisation: str, team: str | None, request_key: str
+        self,
+        bodies: list[dict[str, object]],
+        organisation: str,
+        team: str | None,
+        request_key: str,
+        traceparent: str | None,
     ) -> Mirror:
         while True:
             async with self.database.read() as session:
@@ -101,7 +109,8 @@ class MirrorRequests:
                 try:
                     async with self.database.write() as session:
                         now = self.database.now()
-                        await mirrors.insert(session, mirror_id, organisation, request_key, bodies, now=now, team=team)
+                        given = mirror_id, organisation, request_key, bodies
+                        await mirrors.insert(session, *given, now=now, team=team, traceparent=traceparent)
                         if not bodies:  # nothing for a worker to do
                             await mirrors.finish(session, mirror_id, "READY", now=now)
                 except IntegrityError:
@@ -299,7 +308,7 @@ class MirrorRequests:
             if source.manifest
         )
         row, expires_at = state.row, self.database.now() + self.grant_seconds
-        return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None))
+        return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None, row.id))
 
 
 async def prune(database: Database, keep_seconds: float) -> None:

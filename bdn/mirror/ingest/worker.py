@@ -44,6 +44,7 @@ from bdn.mirror.ingest.progress import ClaimLostError, CopyProgress, SourceCount
 from bdn.mirror.ingest.room import RoomForSources
 from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.upstream.checkpoints import pinned
+from bdn.traces import spans
 from bdn.wire.mirror_schema import WeightsSourceBody
 from bdn.wire.shapes import body_of
 
@@ -159,7 +160,8 @@ class Worker:
         failure: BdnError | None = None
         try:
             async with in_background(self._keep_claim(row.id, progress.claimant)), in_background(self._flush(progress)):
-                await self.ingest.run(mirror, progress)
+                with spans.work("mirror", row.traceparent, mirror=row.id, sources=len(mirror.sources)):
+                    await self.ingest.run(mirror, progress)
         except asyncio.CancelledError:
             with suppress(BdnError, ClaimLostError):
                 await progress.flush()
@@ -274,7 +276,8 @@ class Ingest:
         while True:
             began = retries.budgets.clock()
             try:
-                return await self._source(mirror, row, progress)
+                with spans.span("source", position=row.position, source=row.source):
+                    return await self._source(mirror, row, progress)
             except DatabaseUnavailableError:
                 raise
             except StoreUnavailableError as error:
@@ -292,7 +295,8 @@ class Ingest:
         wanted = WeightsSourceBody.model_validate(row.request).to_core()
         progress.counters[row.position] = SourceCounters(row.bytes_transferred, row.bytes_reused)
         async with self.surveyor.open(wanted, organisation, row.mirror_id, row.resolved_revision, team) as source:
-            resolution = await source.resolve()
+            with spans.span("resolve"):
+                resolution = await source.resolve()
             if await self._reuse_published(reader, row, wanted, resolution, progress):
                 return
             async with self.database.write() as session:
@@ -303,7 +307,9 @@ class Ingest:
             writer = SetWriter(self.database, self.copier.store, set_id, organisation)
             try:
                 before = partial(self.surveyor.before, wanted, organisation)
-                survey = await self.surveyor.survey(wanted, source, resolution, writer.hold, before)
+                with spans.span("list") as span:
+                    survey = await self.surveyor.survey(wanted, source, resolution, writer.hold, before)
+                    span.set(files=len(survey.files), bytes=survey.bytes_total, bytes_missing=survey.bytes_missing)
                 await self._announce(row, survey, progress)
                 await self.room.check(row.source, survey)
                 await self._copy(row, source, survey, writer, progress)
@@ -315,9 +321,17 @@ class Ingest:
                         await chunks.of(session, chunks.keep_only, set_id, names, self.database.now())
                 revision = survey.resolution.revision
                 del survey  # hundreds of megabytes for a million files
-                await self._publish(
-                    reader, row, wanted, writer=writer, root=root, listing=listing, progress=progress, revision=revision
-                )
+                with spans.span("publish", manifest=str(root.digest)):
+                    await self._publish(
+                        reader,
+                        row,
+                        wanted,
+                        writer=writer,
+                        root=root,
+                        listing=listing,
+                        progress=progress,
+                        revision=revision,
+                    )
             except SetEndedError:
                 raise ClaimLostError from None  # the mirror was canceled
 
@@ -346,8 +360,9 @@ class Ingest:
         self, row: MirrorSourceRow, source: Source, survey: Survey, writer: SetWriter, progress: CopyProgress
     ) -> None:
         copying = CopyMissing(self.copier, self._copies, progress, writer, source, row.source, row.position, survey)
-        await copying.run()
-        await progress.flush()
+        with spans.span("copy", files=len(survey.files), bytes=survey.bytes_missing):
+            await copying.run()
+            await progress.flush()
 
     async def _reuse_published(
         self, reader: str, row: MirrorSourceRow, wanted: WeightsSource, resolution: Resolution, progress: CopyProgress

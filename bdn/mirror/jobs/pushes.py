@@ -36,7 +36,8 @@ from bdn.core.manifest import ManifestWriter, PlacedFile, Root
 from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.core.store import ChunkStore
 from bdn.core.training.checkpoints import is_loadable, is_reserved
-from bdn.mirror.access.access import Access, NotPermittedError, PushAccess
+from bdn.mirror.access.access import Access, PushAccess
+from bdn.mirror.access.callers import NotPermittedError
 from bdn.mirror.chunks.writer import SetWriter, put_manifest
 from bdn.mirror.db import checkpoints, chunks, events, manifests, mirrors, projects
 from bdn.mirror.db.checkpoints import PushScope, Version

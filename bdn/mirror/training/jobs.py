@@ -10,7 +10,7 @@ from bdn.core.errors import InUseError, NotFoundError
 from bdn.core.training.environment import ARCHIVE, ignored
 from bdn.core.training.states import ACTIVE
 from bdn.core.units import counted
-from bdn.mirror.access.access import Caller
+from bdn.mirror.access.callers import Caller
 from bdn.mirror.db import projects, training
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.projects import new_id

@@ -1,5 +1,6 @@
 """Two organisations on one mirror, and everything that somebody could show to it: what the access matrix is made of."""
 
+import asyncio
 import base64
 import json
 import time
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from bdn.core.chunk import Digest, digest_of
 from bdn.wire.grants import ISSUER, Grant, GrantedMount, GrantSigner, new_signing_key
 from tests.doubles.hub import Hub
+from tests.doubles.kubernetes import Issuer, write_clusters
 from tests.support.mirror.service import LONGEST_SECONDS, Json, MirrorUnderTest, mirror_under_test, source, with_secret
 
 OPERATOR: Final = "the-operator-of-the-settings"
@@ -37,6 +39,11 @@ MIRRORED: Final = [
 ]
 UNKNOWN: Final = Digest("0" * 64)
 STATUS: Final = {"NOT_FOUND": 404, "UNAUTHENTICATED": 401, "GRANT_INVALID": 403, "GRANT_EXPIRED": 403, "OK": 200}
+CLUSTER: Final = "c"  # of Kubernetes; its namespaces one and two are of organisation a, and three is of b
+_NAMESPACES: Final = "".join(
+    f'[namespaces.{namespace}]\norganisation = "{organisation}"\n'
+    for namespace, organisation in (("one", "a"), ("two", "a"), ("three", "b"))
+)
 _EPOCH: Final = 4_000_000_000.0  # when grants expire, unless they have
 
 
@@ -75,8 +82,21 @@ async def access_world(folder: Path, hub: Hub, **settings: Any) -> AsyncIterator
     for name, files in FILES.items():
         hub.repo(f"org/{name}", private="private" in name).commit(files)
     settings.setdefault("secrets_organisations", "a,b")
-    async with mirror_under_test(folder, serve=True, auth="token", token=OPERATOR, **settings) as mirror:
+    await asyncio.to_thread(folder.mkdir, exist_ok=True)
+    with Issuer() as issuer:
+        clusters = write_clusters(
+            folder / "kubernetes.toml", **{CLUSTER: issuer.cluster(agents="bdn/agent") + _NAMESPACES}
+        )
+        settings |= {"auth": "token", "token": OPERATOR, "kubernetes": clusters}
+        async with _world(folder, issuer, settings) as world:
+            yield world
+
+
+@asynccontextmanager
+async def _world(folder: Path, issuer: Issuer, settings: dict[str, Any]) -> AsyncIterator[World]:
+    async with mirror_under_test(folder, serve=True, **settings) as mirror:
         world = World(mirror)
+        world.bearers |= {name: _bearing(token) for name, token in _pods(issuer).items()}
         world.bearers |= {"none": {}, "operator": _bearing(OPERATOR), "malformed": _bearing("let-me-in")}
         world.bearers["unknown token"] = _bearing("bdn_" + "x" * 43)
         world.bearers["operator for a"] = _bearing(OPERATOR) | {"BDN-Organisation": "a"}
@@ -94,6 +114,21 @@ async def access_world(folder: Path, hub: Hub, **settings: Any) -> AsyncIterator
         _forge(world)
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{world.data_port}", trust_env=False) as world.plane:
             yield world
+
+
+def _pods(issuer: Issuer) -> dict[str, str]:
+    stranger = Issuer(issuer.issuer)  # never opened: it only signs
+    return {
+        "pod of a": issuer.token("one"),
+        "pod of another namespace of a": issuer.token("two"),
+        "pod of b": issuer.token("three"),
+        "pod of no organisation": issuer.token("four"),
+        "pod expired": issuer.token("one", exp=1),
+        "pod for another audience": issuer.token("one", aud="https://kubernetes.default.svc"),
+        "pod of another key under this name": stranger.token("one"),
+        "pod of another issuer": issuer.token("one", iss="https://elsewhere.example"),
+        "agent of Kubernetes": issuer.token("bdn", "agent"),
+    }
 
 
 async def _make_tokens(world: World) -> None:

@@ -25,10 +25,24 @@ def board(name: str) -> dict[str, Any]:
 
 def queries(name: str) -> list[str]:
     """Each query of a board, with values for its variables."""
-    found = [target["expr"] for panel in board(name)["panels"] for target in panel["targets"]]
-    for variable, value in _VARIABLES.items():
-        found = [query.replace(variable, value) for query in found]
+    return list(legends(name))
+
+
+def legends(name: str) -> dict[str, set[str]]:
+    """The labels that the legend of each query names."""
+    found: dict[str, set[str]] = {}
+    for target in (target for panel in board(name)["panels"] for target in panel["targets"]):
+        query = target["expr"]
+        for variable, value in _VARIABLES.items():
+            query = query.replace(variable, value)
+        found.setdefault(query, set()).update(re.findall(r"{{(\w+)}}", target.get("legendFormat", "")))
     return found
+
+
+def choices(name: str) -> list[tuple[str, str]]:
+    """Of each variable with choices, the metric and the label whose values they are."""
+    found = [one["query"]["query"] for one in board(name)["templating"]["list"] if one["type"] == "query"]
+    return [(metric, label) for query in found for metric, label in re.findall(r"label_values\((\w+), (\w+)\)", query)]
 
 
 def metrics_in(text: str) -> set[str]:

@@ -14,6 +14,7 @@ PROGRAMS: Final = (MirrorSettings, AgentSettings, ClientSettings, CsiSettings)
 LINK: Final = "tcp://10.43.0.1:8460"
 # Any text is one: paths, names, and addresses that only the library behind them can judge.
 FREE: Final = {
+    *("BDN_KUBERNETES", "BDN_AGENT_TOKEN_FILE"),
     *(f"BDN_{name}" for name in ("DATABASE_URL", "STORE", "STORE_SECRET", "HOST")),
     *("BDN_TOKEN", "BDN_SECRETS_KEY", "BDN_DATA_DIR", "BDN_SECRETS_DIR", "BDN_TLS_CERT", "BDN_TLS_KEY", "BDN_TLS_CA"),
     *("BDN_IDENTITY_KEY_FILE", "BDN_GRANT_KEY_FILE", "BDN_AGENT_HOST", "BDN_AGENT_SOCKET", "BDN_AGENT_NODE", "BDN_CSI_NODE"),

@@ -21,7 +21,7 @@ def locked(lock: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / f"requirements/{lock}.txt").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize(("lock", "extras"), [("runtime", set()), ("setup", {"demo"})])
+@pytest.mark.parametrize(("lock", "extras"), [("runtime", set()), ("setup", {"demo", "traces"})])
 def test_lock_of_what_runs__has_its_extras__and_nothing_of_tests(lock: str, extras: set[str]) -> None:
     optional = PROJECT["project"]["optional-dependencies"]
     wanted = names(PROJECT["project"]["dependencies"]).union(*(names(optional[extra]) for extra in extras))

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from bdn.core.chunk import CHUNK_SIZE, digest_of
-from bdn.core.errors import BdnError, InternalError, NotFoundError, QuotaExceededError
+from bdn.core.errors import BdnError, InternalError, NotFoundError, QuotaExceededError, UnauthenticatedError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.api_server import bind_tcp
@@ -64,6 +64,34 @@ async def test_a_call_sends_the_token_and_the_body_and_reads_the_answer(
     sent = (what, headers["authorization"], headers["content-type"])
     assert sent == ("POST /mirror", "Bearer token", "application/json")
     assert MirrorRequestBody.model_validate_json(body) == REQUEST
+
+
+async def test_a_token_in_a_file_is_read_at_each_request(service: Scripted, tmp_path: Path) -> None:
+    """The kubelet replaces it before it expires."""
+    own, agents = tmp_path / "token", tmp_path / "agent"
+    agents.write_text("of-the-agent")
+    async with (
+        MirrorClient(service.url, token_file=own) as client,
+        MirrorClient(service.url, "grant", agent_token=agents) as committing,
+    ):
+        for content in ("first\n", "second"):
+            own.write_text(content)
+            service.say("/mirror/mir_1", mirror())
+            await client.mirror("mir_1")
+            assert service.asked[-1][1]["authorization"] == f"Bearer {content.strip()}"
+        service.say("/mirror/mir_1", mirror())
+        await committing.mirror("mir_1")
+        headers = service.asked[-1][1]
+        assert (headers["authorization"], headers["bdn-agent-token"]) == ("Bearer grant", "of-the-agent")
+        asked = len(service.asked)
+        for content in ("", "\n", "two words", "two\nlines", "t\u00f6ken"):
+            own.write_text(content)
+            with pytest.raises(UnauthenticatedError, match="token"):
+                await client.mirror("mir_1")
+        own.unlink()
+        with pytest.raises(UnauthenticatedError, match="No such file"):
+            await client.mirror("mir_1")
+        assert len(service.asked) == asked
 
 
 async def test_an_address_may_have_a_path_of_its_own_and_without_a_token_nobody_is_named(service: Scripted) -> None:

@@ -44,6 +44,12 @@ def test_the_budget_is_what_is_allowed_and_what_is_really_there(
     assert space.room().budgets.node == budget
 
 
+@pytest.mark.parametrize(("percent", "budget"), [(0, 40_000), (20, 20_000), (60, 0)])
+def test_headroom_may_be_a_part_of_the_disk(disk: CacheDirectory, percent: int, budget: int) -> None:
+    assert space_of(disk, headroom_percent=percent).room().budgets.node == budget
+    assert space_of(disk, headroom_percent=percent, headroom_bytes=1_000).room().budgets.node == 39_000
+
+
 def test_blocks_of_files_in_progress_are_ours_as_well(disk: CacheDirectory) -> None:
     (disk.places.filling / "x.part").write_bytes(b"x" * 8192)
     blocks = (disk.places.filling / "x.part").stat().st_blocks * 512

@@ -9,6 +9,7 @@ import pytest
 from bdn.wire.job_schema import LEAST_BYTES
 from node_agent.cache.node_cache import NodeCache
 from node_agent.job.volume import VolumeSpace
+from node_agent.settings import load_settings
 
 GIB = 1024**3
 BLOCK = 4096
@@ -25,5 +26,5 @@ def test_checkpoints_without_a_size__get_a_share_of_the_disk_and_of_what_is_free
 ) -> None:
     found = os.statvfs_result((BLOCK, BLOCK, size // BLOCK, free // BLOCK, free // BLOCK, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: found)
-    space = VolumeSpace(cast(NodeCache, None), tmp_path, None)
+    space = VolumeSpace(cast(NodeCache, None), tmp_path, load_settings().headroom_of)
     assert space.default_checkpoint_bytes() == wanted
