@@ -18,7 +18,7 @@ export PIP_INDEX_URL := $(INDEX)
 export UV_DEFAULT_INDEX := $(INDEX)
 endif
 
-.PHONY: setup demo test quick debian-tests azurite browser prometheus slurm slurm-programs fault training mutants screenshots check lint peers bench clean
+.PHONY: setup demo test quick debian-tests azurite browser prometheus slurm slurm-programs fault training kubernetes mutants screenshots check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -157,6 +157,10 @@ mutants: .venv/.tools
 # Checkpoints as real frameworks write them, and a training that is killed with its node and resumed on another.
 training: .venv/.tools .venv-training/.ready
 	$(VENV)/python -m pytest -m training -s tests/e2e
+
+# Volumes of pods in a real cluster of one node, with the programs that BDN_KUBERNETES_BIN names: tests/kubernetes/README.md.
+kubernetes: .venv/.tools
+	$(VENV)/python -m pytest -o faulthandler_timeout=700 tests/kubernetes
 
 lint: .venv/.tools
 	sh requirements/lock.sh --check

@@ -31,6 +31,7 @@ from bdn.core.findings import (
     judge_settings,
     judge_volumes,
 )
+from bdn.disk.binding import can_bind, mounts_below, unbind
 from bdn.disk.direct import DirectFile, DirectWrites, UncachedFile
 from bdn.disk.durable import nearest_folder, opened, remove_tree, try_lock
 from bdn.disk.syscalls import file_system_name
@@ -45,7 +46,6 @@ from node_agent.job.bounds import can_make_images
 from node_agent.run.launchers import answering_launcher
 from node_agent.settings import AgentSettings, load_settings
 from node_agent.stage.view.build import can_clone
-from node_agent.stage.view.exposure import can_bind, mounts_below, unbind
 
 _PREFIX: Final = ".bdn-doctor-"
 _MOST_BYTES: Final = 256 * 1024**2

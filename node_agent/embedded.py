@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bdn.disk.binding import mounts_below
 from bdn.settings import SettingsError
 from node_agent.app import Agent, open_agent
 from node_agent.background_tasks import in_thread
 from node_agent.run.launchers import answering_launcher
 from node_agent.settings import AgentSettings, load_settings
 from node_agent.stage.pulls import Pulls
-from node_agent.stage.view.exposure import mounts_below
 
 logger = logging.getLogger(__name__)
 _GATEWAY: Final = "127.0.0.1", 8473

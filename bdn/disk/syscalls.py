@@ -27,10 +27,12 @@ _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE: Final = 428  # on every architecture that Python supports; glibc has functions for these since 2.36
 _MOVE_MOUNT: Final = 429
+_OPENAT2: Final = 437
 _MOUNT_SETATTR: Final = 442
 _OPEN_TREE_CLONE: Final = 0x1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
+_RESOLVE_NO_SYMLINKS: Final = 0x4  # nor links of /proc
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
 _FALLOC_FL_KEEP_SIZE: Final = 0x1
@@ -157,6 +159,20 @@ def attach_read_only(source: Path, target: Path) -> None:
         _check(_libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, place, _MOVE_MOUNT_F_EMPTY_PATH), str(target))
     finally:
         os.close(tree)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def open_without_links(folder: Path) -> int:
+    """``openat2(2)``: a descriptor of the directory, for ``/proc/self/fd`` alone. ``ENOSYS`` before Linux 5.6.
+
+    ``ELOOP``: a part of the path is a symbolic link.
+    """
+    how = _OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE_NO_SYMLINKS)
+    size = ctypes.c_size_t(ctypes.sizeof(how))
+    return _check(_libc.syscall(_OPENAT2, _AT_FDCWD, os.fsencode(folder), ctypes.byref(how), size), str(folder))
 
 
 def mount(source: Path | None, target: Path, flags: int) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from bdn.core.errors import DiskFailedError
+from bdn.disk.binding import is_mount_point, unbind
 from bdn.disk.durable import disk_errors, make_folder, opened
 from bdn.wire.job_schema import LEAST_BYTES, Bound
-from node_agent.stage.view.exposure import is_mount_point, unbind
 
 logger = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from bdn.core.errors import (
     ScratchFullError,
 )
 from bdn.core.source.uri import CheckpointUri, parse_source
+from bdn.disk.binding import mounts_below, unbind
 from bdn.disk.durable import disk_errors, make_folder, sync_folder, write_durably
 from bdn.disk.syscalls import prefer_others
 from bdn.net.api_clients import MirrorClient
@@ -47,7 +48,6 @@ from node_agent.job.syncing import AGAIN_SECONDS, Syncer
 from node_agent.job.tree import JobDirectory
 from node_agent.job.volume import Volume, VolumeRecord, VolumeSpace
 from node_agent.settings import AgentSettings
-from node_agent.stage.view.exposure import mounts_below, unbind
 
 logger = logging.getLogger(__name__)
 

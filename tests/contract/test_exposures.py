@@ -11,12 +11,13 @@ from typing import NoReturn
 import pytest
 
 from bdn.core.errors import MountFailedError
-from bdn.disk import syscalls
+from bdn.disk import binding, syscalls
+from bdn.disk.binding import mounts_below
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view import exposure as module
-from node_agent.stage.view.exposure import choose, conceal, expose, mounts_below
+from node_agent.stage.view.exposure import choose, conceal, expose
 from node_agent.stage.view.views import Views
 from tests.support.agent.mounts import mounted, needs_mounts
 from tests.support.content.trees import tree
@@ -182,7 +183,7 @@ def test_who_gets_a_mount_by_propagation_gets_it_read_only_and_loses_it_with_our
     places: Places, place: Path, view: Path, monkeypatch: pytest.MonkeyPatch, propagation: str, is_old: bool
 ) -> None:
     if is_old:
-        monkeypatch.setattr(module, "attach_read_only", refusing(errno.ENOSYS))
+        monkeypatch.setattr(binding, "attach_read_only", refusing(errno.ENOSYS))
     with mounted(places.root, "--bind", str(places.root)):
         subprocess.run(["mount", "--make-shared", places.root], check=True)
         with other_namespace(propagation) as pid, bound(places, place, view):
@@ -222,8 +223,8 @@ def test_on_an_older_kernel_nothing_stays_mounted_where_the_remount_is_refused(
             refusing(errno.EPERM)()
         real(source, target, flags)
 
-    monkeypatch.setattr(module, "attach_read_only", refusing(errno.ENOSYS))
-    monkeypatch.setattr(module, "mount", refuse_remount)
+    monkeypatch.setattr(binding, "attach_read_only", refusing(errno.ENOSYS))
+    monkeypatch.setattr(binding, "mount", refuse_remount)
     with pytest.raises(MountFailedError, match="Operation not permitted"):
         expose("bind", view, place)
 
@@ -256,7 +257,7 @@ def test_whether_binding_is_permitted_is_tried_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for call in ("attach_read_only", "mount"):
-        monkeypatch.setattr(module, call, refusing(errno.EPERM))
+        monkeypatch.setattr(binding, call, refusing(errno.EPERM))
 
-    assert not module.can_bind(tmp_path)
+    assert not binding.can_bind(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from bdn.disk.binding import mounts_below
 from bdn.mirror.db.recall import HEAD
 from bdn.wire.grants import new_signing_key
-from node_agent.stage.view.exposure import mounts_below
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.agent.mounts import needs_mounts, unmounting

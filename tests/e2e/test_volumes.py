@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from node_agent.stage.view.exposure import mounts_below
+from bdn.disk.binding import mounts_below
 from tests.doubles.hub import Hub
 from tests.support.agent.mounts import needs_images, needs_mounts, unmounting
 from tests.support.content.trees import tree

@@ -13,9 +13,9 @@ import pytest
 
 from bdn.core.errors import BdnError
 from bdn.core.source.uri import CheckpointUri
+from bdn.disk.binding import mounts_below
 from bdn.wire.grants import PushGrant
 from bdn.wire.job_schema import LEAST_BYTES, JobVolume, JobVolumeRequest
-from node_agent.stage.view.exposure import mounts_below
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.mounts import needs_mounts, unmounting
 from tests.support.agent.process import COMMAND, Daemon, Program

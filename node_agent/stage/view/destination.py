@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 from bdn.core.chunk import Digest
 from bdn.core.errors import DiskFailedError, InvalidRequestError
 from bdn.core.layout import Manifest
+from bdn.disk.binding import is_mount_point
 from bdn.disk.durable import remove_tree, sync_folder, sync_folders
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
@@ -29,7 +30,6 @@ from node_agent.stage.view.build import (
     remove_view,
     replaced,
 )
-from node_agent.stage.view.exposure import is_mount_point
 
 _NO_ENTRY: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _HINTS: Final = {

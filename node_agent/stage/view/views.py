@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from bdn.core.layout import Manifest
+from bdn.disk.binding import mounts_below, unbind
 from bdn.disk.durable import disk_errors, make_folder, remove_tree
 from bdn.wire.stage_schema import ExposureKind
 from node_agent.disk.places import Places
 from node_agent.disk.whole_files import WholeFiles
 from node_agent.stage.view.build import Built, appear, build_view, compare_view, remove_view
-from node_agent.stage.view.exposure import conceal, expose, mounts_below, unbind
+from node_agent.stage.view.exposure import conceal, expose
 
 _BUILDING: Final = ".building"
 _DROPPING: Final = ".dropping"

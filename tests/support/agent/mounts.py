@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bdn.disk.binding import can_bind, mounts_below, unbind
 from node_agent.job.bounds import can_make_images
-from node_agent.stage.view.exposure import can_bind, mounts_below, unbind
 
 
 @cache

@@ -21,13 +21,13 @@ import pytest
 from bdn.core.errors import NotFoundError
 from bdn.core.layout import Manifest
 from bdn.core.training.states import RankState, Want, can_follow
+from bdn.disk.binding import mounts_below
 from bdn.settings import SettingsError
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.heartbeat_schema import Command, Heartbeat
 from bdn.wire.run_schema import RunCommand, RunOutput, RunReport, RunSpec
 from bdn.wire.shapes import document_of
 from node_agent.run.launchers import answering_launcher
-from node_agent.stage.view.exposure import mounts_below
 from tests.doubles.http_origin import Answer, Request
 from tests.support.agent.mirror import AgentMirror
 from tests.support.waiting import until

@@ -26,6 +26,7 @@ _CALLS: Final = (
     *("symlink", "truncate", "ftruncate", "utime", "chmod", "fchmod"),
 )
 _LIBC: Final = ("fallocate", "syncfs", "renameat2")
+_MOUNTING: Final = ("mount", "umount2", "syscall")  # of the CSI driver: opening, binding and unmounting
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ class _Counting:
 class _Library:
     """The C library, some of whose functions are steps."""
 
-    def __init__(self, library: ctypes.CDLL, counting: _Counting) -> None:
+    def __init__(self, library: ctypes.CDLL, counting: _Counting, names: tuple[str, ...]) -> None:
         self._library = library
-        self._steps = {name: counting.counted(getattr(library, name)) for name in _LIBC}
+        self._steps = {name: counting.counted(getattr(library, name)) for name in names}
 
     def __getattr__(self, name: str) -> Any:
         return self._steps.get(name) or getattr(self._library, name)
@@ -149,7 +150,8 @@ def main() -> None:
     _count_steps(counting)
     if module.startswith("node_agent"):
         syscalls = importlib.import_module("bdn.disk.syscalls")
-        vars(syscalls)["_libc"] = _Library(syscalls._libc, counting)
+        names = _LIBC + _MOUNTING if module.startswith("node_agent.csi") else _LIBC
+        vars(syscalls)["_libc"] = _Library(syscalls._libc, counting, names)
     else:
         from sqlalchemy import event
         from sqlalchemy.engine import Engine
