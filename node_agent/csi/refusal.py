@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final, Self
 
-from bdn.cli.printable import printable
 from grpc import StatusCode
 
 from bdn.core.errors import BdnError
+from bdn.core.printable import printable
 from bdn.core.units import format_duration, format_size
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.progress import Progress, progress_of_mirror, progress_of_stage
