@@ -11,26 +11,14 @@ from pydantic import BaseModel
 from bdn.cli.clients import reachable_agent, reachable_mirror
 from bdn.cli.output import Output, command_line, table, when
 from bdn.core.errors import BdnError, NotFoundError
-from bdn.core.events import Event, explanation
 from bdn.core.units import counted, format_size
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, StagedPath
-from bdn.wire.mirror_schema import HeldManifest
+from bdn.wire.explained import CHANGES_NOTHING, MIRROR_PLACE, PlaceExplanation, explained
 
 _READ: Final = 1000  # newest events that explain the places
 _PRINTED: Final = 10  # places, and events
 _IN_JSON: Final = 20  # events
-_CHANGES_NOTHING: Final = frozenset({"found", "renewed", "resumed", "reused"})
-_MIRROR: Final = "the mirror"
-
-
-class PlaceExplanation(BaseModel):
-    """Whether one place has a manifest, and why."""
-
-    manifest: str
-    place: str
-    cached: bool
-    sentence: str
 
 
 class Explanation(BaseModel):
@@ -85,7 +73,7 @@ async def _explain(client: MirrorClient, what: str, node: str | None) -> Explana
         raise NotFoundError(what)
     held = {one.manifest: one for one in (await client.held()).items}
     manifests = list(named.manifests) if named else []
-    places = [place for manifest in manifests for place in _places(manifest, held.get(manifest), events, node)]
+    places = [place for manifest in manifests for place in explained(manifest, held.get(manifest), events, node)]
     return Explanation(named=named, places=places, events=events)
 
 
@@ -110,32 +98,6 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
         return None
 
 
-def _places(
-    manifest: str, held: HeldManifest | None, events: Sequence[EventDocument], node: str | None
-) -> list[PlaceExplanation]:
-    """The mirror, every node that holds the manifest, and every node with an event about it."""
-    holding = held.nodes if held else {}
-    stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
-    stories |= {f"node {name}": [] for name in holding if node is None or name.partition("/")[2] == node}
-    for event in reversed(events):
-        if event.manifest == manifest:
-            place = _MIRROR if event.node is None else f"node {event.cluster}/{event.node}"
-            stories.setdefault(place, []).append(event.event())
-    if node is not None and not stories:
-        stories[f"node {node}"] = []
-    there = {f"node {name}" for name, one in holding.items() if one.bytes}
-    there |= {_MIRROR} if held and held.mirror else set()
-    return [
-        PlaceExplanation(
-            manifest=manifest,
-            place=place,
-            cached=place in there,
-            sentence=explanation(story, place, is_here=place in there),
-        )
-        for place, story in stories.items()
-    ]
-
-
 def _answer(what: str, places: Sequence[PlaceExplanation]) -> str:
     """One sentence: about the only place with its reason, about several places without."""
     if len(places) == 1:
@@ -156,7 +118,7 @@ def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[st
             "manifest": _shortened(place.manifest),
             "place": place.place,
             "cached": "yes" if place.cached else "no",
-            "why": _shortened(place.sentence.partition(place.place)[2].lstrip(":; ").removeprefix("because ")),
+            "why": _shortened(place.reason),
         }
         for place in printed
     ]
@@ -184,13 +146,13 @@ def _named_lines(named: Named) -> list[str]:
 def _event_lines(events: Sequence[EventDocument], limit: int | None, *, is_all: bool) -> list[str]:
     if not events:
         return []
-    chosen = events if is_all else [event for event in events if event.kind not in _CHANGES_NOTHING]
+    chosen = events if is_all else [event for event in events if event.kind not in CHANGES_NOTHING]
     printed = chosen if is_all else chosen[: limit or _PRINTED]
     is_one = len({event.manifest or event.digest for event in events}) == 1
     rows = [
         {
             "time": event.at,
-            "place": event.node or _MIRROR,
+            "place": event.node or MIRROR_PLACE,
             "manifest": None if is_one else _shortened(event.manifest or event.digest or ""),
             "event": _shortened(event.sentence),
         }

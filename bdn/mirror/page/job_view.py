@@ -1,0 +1,186 @@
+"""A training job as the page shows it: phases, ranks with the slowest first, log lines and checkpoints."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bdn.core.training.states import ACTIVE, JobRank, Status
+from bdn.core.units import format_age, format_duration, format_size, format_time
+from bdn.mirror.page.remedies import Problem, problem_of
+from bdn.wire.mirror_schema import Mirror
+from bdn.wire.push_schema import Checkpoint
+from bdn.wire.training_schema import PREFIX, LogLine, RankDocument, TrainingJob
+
+_PHASES: Final[tuple[Status, ...]] = (*ACTIVE, "COMPLETED")
+_FAILED: Final = ("FAILED", "DEPLOY_FAILED", "STOPPED")
+_NANOSECONDS: Final = 10**9
+_PHASE_HINTS: Final[dict[str, str]] = {
+    "CREATED": "its weights are mirrored",
+    "PENDING": "it waits for nodes",
+    "DEPLOYING": "its nodes stage the weights",
+    "RUNNING": "its commands run",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    name: str
+    is_current: bool
+    is_past: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """``percent`` is None until the rank's bytes are known."""
+
+    rank: int
+    node: str
+    state: str
+    percent: int | None
+    bytes: str
+    left: str | None
+    exit_code: int | None
+    problem: Problem | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    source: str
+    mount: str
+    manifest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLine:
+    name: str
+    rank: int
+    size: str
+    committed: str
+    is_syncing: bool
+    is_loadable: bool
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    at: str
+    replica: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """``answer`` names the slowest node, or what the job waits for or why it failed."""
+
+    id: str
+    name: str
+    project: str
+    project_id: str
+    status: str
+    is_active: bool
+    is_stopping: bool
+    needs: str
+    nodes: int
+    cluster: str | None
+    mirror_id: str | None
+    age: str
+    phases: tuple[Phase, ...]
+    answer: str
+    ranks: tuple[RankLine, ...]
+
+
+def job_view(job: TrainingJob, now: float) -> JobView:
+    status, own = job.current_status.removeprefix(PREFIX), job.bdn
+    ranks = sorted(own.ranks, key=lambda rank: (rank.state != "STAGING", _fraction(rank), rank.rank))
+    return JobView(
+        id=job.id,
+        name=job.name,
+        project=job.training_project.name,
+        project_id=job.training_project_id,
+        status=status,
+        is_active=status in ACTIVE,
+        is_stopping=own.stopping,
+        needs=job.instance_type.name,
+        nodes=job.node_count,
+        cluster=own.cluster,
+        mirror_id=own.mirror_id,
+        age=format_age(max(0.0, now - job.created_at.timestamp())),
+        phases=_phases(status, own.ranks),
+        answer=_answer(job, status, ranks),
+        ranks=tuple(map(_rank, ranks)),
+    )
+
+
+def weights_of(mirror: Mirror) -> list[Weights]:
+    return [Weights(one.source, one.mount_location, one.manifest) for one in mirror.sources]
+
+
+def checkpoint_lines(checkpoints: Iterable[Checkpoint]) -> list[CheckpointLine]:
+    """Newest first, as given oldest first."""
+    return [
+        CheckpointLine(
+            name=one.checkpoint_id,
+            rank=one.rank,
+            size=format_size(one.size_bytes),
+            committed=format_time(one.committed_at.timestamp()),
+            is_syncing=one.sync_status == "SYNCING",
+            is_loadable=one.is_loadable,
+            manifest=one.manifest,
+        )
+        for one in reversed(list(checkpoints))
+    ]
+
+
+def log_lines(newest_first: Sequence[LogLine]) -> list[LogText]:
+    """Oldest first."""
+    return [
+        LogText(format_time(int(line.timestamp) / _NANOSECONDS)[11:-1], line.replica, line.message)
+        for line in reversed(newest_first)
+    ]
+
+
+def _phases(status: str, ranks: Sequence[RankDocument]) -> tuple[Phase, ...]:
+    """The phases in order, up to the end that the job had."""
+    if status in _FAILED:  # a job without ranks never left PENDING, and only a STOPPED or FAILED job may have run
+        ran = status == "FAILED" or any(rank.state in ("RUNNING", "ENDED") for rank in ranks)
+        names: tuple[str, ...] = (*(_PHASES[: 4 if ran else 3 if ranks else 2]), status)
+    else:
+        names = _PHASES
+    position = names.index(status) if status in names else len(names)
+    return tuple(Phase(name, number == position, number < position) for number, name in enumerate(names))
+
+
+def _answer(job: TrainingJob, status: str, ranks: Sequence[RankDocument]) -> str:
+    own = job.bdn
+    slowest = next((rank for rank in ranks if rank.rank == own.slowest_rank), None)
+    if slowest is not None:
+        of_it = f", {_percent(slowest)} % of its bytes" if slowest.bytes_total else ""
+        left = "" if slowest.eta_seconds is None else f", {format_duration(slowest.eta_seconds)} left"
+        place = slowest.node if own.cluster is None else f"{own.cluster}/{slowest.node}"
+        return f"The slowest node is {place} (rank {slowest.rank}){of_it}{left}."
+    if job.error_message is not None:
+        return f"Waits: {job.error_message}." if status in ACTIVE else f"{job.error_message}."
+    hint = _PHASE_HINTS.get(status)
+    return f"Now {hint}." if hint else ""
+
+
+def _rank(rank: RankDocument) -> RankLine:
+    total = rank.bytes_total
+    return RankLine(
+        rank=rank.rank,
+        node=rank.node,
+        state=rank.state,
+        percent=None if total is None else _percent(rank),
+        bytes=format_size(rank.bytes_done) + ("" if total is None else f" of {format_size(total)}"),
+        left=None if rank.eta_seconds is None else format_duration(rank.eta_seconds),
+        exit_code=rank.exit_code,
+        problem=problem_of(rank.error),
+    )
+
+
+def _fraction(rank: RankDocument) -> float:
+    return JobRank(rank.node, rank.state, bytes_done=rank.bytes_done, bytes_total=rank.bytes_total).fraction
+
+
+def _percent(rank: RankDocument) -> int:
+    return min(100, int(100 * _fraction(rank)))
