@@ -59,6 +59,7 @@ from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.pulls import Pulls
 from node_agent.stage.records import StageRecords
 from node_agent.stage.stage import StageRegistry
+from node_agent.stage.stage_reports import stage_reports
 from node_agent.stage.stages import StageService
 from node_agent.stage.view.exposure import choose
 from node_agent.stage.view.views import Views
@@ -330,7 +331,7 @@ async def open_agent(
             ),
             news=news,
             journal=journal,
-            state=volumes.state,
+            state=lambda: {**volumes.state(), "stages": stage_reports(registry, clock())},
         )
 
         _watch(

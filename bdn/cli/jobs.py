@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 import click
 
@@ -15,6 +17,7 @@ from bdn.core.units import format_duration, format_size
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.wire.shapes import Items
+from bdn.wire.stage_schema import JobStage
 from bdn.wire.training_schema import (
     LINES_AT_ONCE,
     PREFIX,
@@ -72,16 +75,19 @@ async def show(output: Output, *, job_id: str) -> None:
     """
     async with mirror_client() as client:
         job = await _found(client, job_id)
+        stages = await _stages(client, job)
     own = job.bdn
     row = {**_row(job), "needs": job.instance_type.name, "cluster": own.cluster, "mirror": own.mirror_id}
-    ranks = sorted(own.ranks, key=lambda rank: (rank.state != "STAGING", _fraction(rank), rank.rank))
+    ranks = sorted(own.ranks, key=lambda rank: _order(rank, stages.get(rank.node)))
     errors = [
         f"rank {rank.rank} on node {rank.node}: {rank.error.message} [{rank.error.code}]"
         for rank in ranks
         if rank.error is not None
     ]
     reason = [] if job.error_message is None else [job.error_message]
-    output.result(job, [*table([row]), *reason, *table([_rank_row(rank) for rank in ranks]), *errors])
+    output.result(
+        job, [*table([row]), *reason, *table([_rank_row(rank, stages.get(rank.node)) for rank in ranks]), *errors]
+    )
 
 
 @jobs.command()
@@ -181,18 +187,48 @@ def _row(job: TrainingJob) -> dict[str, object]:
     }
 
 
-def _rank_row(rank: RankDocument) -> dict[str, object]:
-    total = rank.bytes_total
+async def _stages(client: MirrorClient, job: TrainingJob) -> dict[str, JobStage]:
+    """The stages of a job that starts, by node; none from a mirror that is older than this command."""
+    if job.current_status != f"{PREFIX}DEPLOYING":
+        return {}
+    with suppress(NotFoundError):
+        return {stage.node: stage for stage in (await client.stages(job.id)).items if stage.cluster == job.bdn.cluster}
+    return {}
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """How far a rank's files are: as its stage says while it is known, else as its last report did."""
+
+    done: int
+    total: int | None
+    rate: int | None
+    seconds_left: float | None
+
+    @classmethod
+    def of(cls, rank: RankDocument, stage: JobStage | None) -> Self:
+        if stage is None:
+            return cls(rank.bytes_done, rank.bytes_total, None, rank.eta_seconds)
+        return cls(stage.bytes_done, stage.bytes_total, stage.bytes_per_second, stage.eta_seconds)
+
+    def fraction(self, rank: RankDocument) -> float:
+        return JobRank(rank.node, rank.state, bytes_done=self.done, bytes_total=self.total).fraction
+
+
+def _order(rank: RankDocument, stage: JobStage | None) -> tuple[bool, float, int]:
+    return rank.state != "STAGING", _Filled.of(rank, stage).fraction(rank), rank.rank
+
+
+def _rank_row(rank: RankDocument, stage: JobStage | None) -> dict[str, object]:
+    filled = _Filled.of(rank, stage)
+    total = filled.total
     return {
         "rank": rank.rank,
         "node": rank.node,
         "state": rank.state,
-        "bytes": format_size(rank.bytes_done) + ("" if total is None else f" of {format_size(total)}"),
-        "percent": None if total is None else f"{int(100 * _fraction(rank))} %",
-        "time left": None if rank.eta_seconds is None else format_duration(rank.eta_seconds),
+        "bytes": format_size(filled.done) + ("" if total is None else f" of {format_size(total)}"),
+        "percent": None if total is None else f"{int(100 * filled.fraction(rank))} %",
+        "rate": None if filled.rate is None else f"{format_size(filled.rate)}/s",
+        "time left": None if filled.seconds_left is None else format_duration(filled.seconds_left),
         "exit code": rank.exit_code,
     }
-
-
-def _fraction(rank: RankDocument) -> float:
-    return JobRank(rank.node, rank.state, bytes_done=rank.bytes_done, bytes_total=rank.bytes_total).fraction

@@ -10,11 +10,13 @@ from bdn.client.staged import StagedFiles
 from bdn.local.pulled import Pulled
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.progress import Progress
+from bdn.wire.stage_schema import JobStage
 
 __all__ = [
     "AsyncClient",
     "AsyncPendingMirror",
     "Client",
+    "JobStage",
     "Mirror",
     "PendingMirror",
     "Progress",

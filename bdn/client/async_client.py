@@ -21,7 +21,7 @@ from bdn.wire.mirror_schema import Mirror
 from bdn.wire.named_sources import request_body
 from bdn.wire.progress import Report
 from bdn.wire.shapes import ReportedError, by_class
-from bdn.wire.stage_schema import StageView
+from bdn.wire.stage_schema import JobStage, StageView
 
 logger = logging.getLogger("bdn.client")
 
@@ -196,6 +196,17 @@ class AsyncClient:
             raise
         with _errors_by_class():
             await self._services.agent.unstage(begun.id)
+
+    async def stages(self, job: str) -> list[JobStage]:
+        """The stages of a job on all nodes, slowest first, as of each node's last heartbeat: every 10 s at least.
+
+        Example::
+
+            for stage in await client.stages("train-42"):
+                print(stage.node, stage.state, stage.bytes_done, stage.bytes_total, stage.bytes_per_second)
+        """
+        with _errors_by_class():
+            return (await self._services.mirrors.stages(job)).items
 
 
 def _logged_outages(what: str) -> OutageRetry:

@@ -12,7 +12,7 @@ from bdn.client.staged import StagedFiles
 from bdn.local.pulled import Pulled
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.progress import Report
-from bdn.wire.stage_schema import StageView
+from bdn.wire.stage_schema import JobStage, StageView
 
 
 @dataclass(frozen=True)
@@ -151,3 +151,12 @@ class Client:
         context = self._client.stage(mirror, job=job, ttl_seconds=ttl_seconds, warm=warm, view=view, progress=progress)
         with self._thread.inside(context) as files:
             yield files
+
+    def stages(self, job: str) -> list[JobStage]:
+        """As ``AsyncClient.stages``.
+
+        Example::
+
+            slowest = client.stages("train-42")[0]
+        """
+        return self._thread.run(self._client.stages(job))

@@ -47,6 +47,7 @@ from bdn.mirror.jobs.projects import Projects
 from bdn.mirror.jobs.pushes import PushedChunks, Pushes
 from bdn.mirror.jobs.uses import ProjectUses, active_pushes, mounted_caches
 from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
@@ -305,6 +306,7 @@ async def open_mirror(
             requests,
             asked,
             heartbeats,
+            JobStages(database),
             events,
             collections,
             secrets,

@@ -67,7 +67,7 @@ from bdn.wire.push_schema import (
 from bdn.wire.run_schema import RunOutput, RunSpec
 from bdn.wire.shapes import Items, Page
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
-from bdn.wire.stage_schema import Cache, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
+from bdn.wire.stage_schema import Cache, JobStage, PullCheck, PullLosses, PullRequest, StageDocument, StageRequest
 from bdn.wire.training_schema import (
     LogPage,
     LogQuery,
@@ -153,6 +153,10 @@ class MirrorClient(ContentClient):
 
     async def agents(self) -> Page[AgentDocument]:
         return await self._all(Page[AgentDocument], "/agents")
+
+    async def stages(self, job: str) -> Page[JobStage]:
+        """The job's stages on all nodes, slowest first."""
+        return await self._all(Page[JobStage], "/stages", job=job)
 
     async def remove_agent(self, node: str, cluster: str | None) -> AgentDocument:
         params = {"node": node} if cluster is None else {"node": node, "cluster": cluster}

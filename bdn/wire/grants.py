@@ -36,6 +36,7 @@ _HUB: Final = "hf://"
 _BEGIN: Final = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _PEM: Final = re.compile(rb"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.+?-----END \1-----", re.DOTALL)
 _ID: Final = re.compile(r"[a-z0-9]{10}")
+_MIRROR: Final = re.compile(r"mir_[0-9a-f]{24}")
 _REMEMBERED_MOUNTS: Final = 32_768  # over all grants that a verifier caches, and one for each grant; about 20 MB
 
 
@@ -69,7 +70,7 @@ class Grant:
     """The right of an organisation's job to read these manifests until ``expires_at`` (seconds since the epoch).
 
     The grant of a job without weights has no mounts. ``team`` is the team that mirrored them; None: the organisation
-    did.
+    did. ``mirror_id`` is the mirror that they are of; None: of no single one, or the grant was signed by an older mirror.
     """
 
     audience: ClassVar = "bdn-agent"
@@ -77,15 +78,19 @@ class Grant:
     mounts: tuple[GrantedMount, ...]
     expires_at: float
     team: str | None = None
+    mirror_id: str | None = None
 
     def __post_init__(self) -> None:
+        if self.mirror_id is not None and not _MIRROR.fullmatch(self.mirror_id):
+            raise ValueError(f"{self.mirror_id!r} is not the id of a mirror")
         check_mounts([mount.mount_location for mount in self.mounts])
 
     def claims(self) -> dict[str, object]:
         mounts = [[mount.mount_location, str(mount.manifest), mount.source] for mount in self.mounts]
         commits = [mount.commit for mount in self.mounts]
         # A claim of its own: agents older than it ignore it.
-        return {"mounts": mounts, "commits": commits if any(commits) else None, "team": self.team}
+        known = {"team": self.team, "mirror": self.mirror_id}
+        return {"mounts": mounts, "commits": commits if any(commits) else None, **known}
 
     @classmethod
     def of(cls, organisation: str, expires_at: float, claims: dict[str, Any]) -> Self:
@@ -94,7 +99,7 @@ class Grant:
             GrantedMount(place, Digest.parse(manifest), source, commit)
             for (place, manifest, source), commit in zip(claims["mounts"], commits, strict=True)
         )
-        return cls(organisation, mounts, expires_at, claims.get("team"))
+        return cls(organisation, mounts, expires_at, claims.get("team"), claims.get("mirror"))
 
     @property
     def reader(self) -> str:

@@ -18,7 +18,7 @@ from bdn.wire.operation_schema import (
 )
 from bdn.wire.run_schema import NodeCapacity, RunCommand, RunReport
 from bdn.wire.shapes import MOST_FIELDS, MOST_LISTED, ErrorBody, Label, Locator, Number
-from bdn.wire.stage_schema import TierUse
+from bdn.wire.stage_schema import STAGES_REPORTED, StageReport, TierUse
 
 
 class Command(BaseModel):
@@ -83,7 +83,8 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     the agent knows: the reply contains members only if they differ. ``volume_id`` names the volume that
     the agent shares with other agents of its cluster, null before its first use. ``unsynced_bytes`` counts bytes of
     checkpoints in its job volumes that are not pushed yet. ``caches`` are mounted now. ``capacity`` is null for agents
-    that run no training jobs. ``leaving``: the agent's last heartbeat. ``events`` are recorded once the heartbeat is
+    that run no training jobs. ``stages`` are those at work, and those that ended in the last minute. ``leaving``: the
+    agent's last heartbeat. ``events`` are recorded once the heartbeat is
     answered; the agent repeats them until then. ``state_at``: when the agent read this state, in seconds of its
     machine's monotonic clock, which a restart of the agent does not set back. A heartbeat that was delayed does not
     replace a later state of the same boot.
@@ -104,6 +105,7 @@ class Heartbeat(BaseModel, json_schema_extra={"examples": [_EXAMPLE]}):
     unsynced_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
     caches: Annotated[list[CacheUse], Field(max_length=1000, fail_fast=True)] = []
     capacity: NodeCapacity | None = None
+    stages: Annotated[list[StageReport], Field(max_length=STAGES_REPORTED, fail_fast=True)] = []
     leaving: bool = False
     state_at: Annotated[float, Field(ge=0, lt=2**63)] | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from bdn.core.chunk import digest_of
-from bdn.wire.mirror_schema import Holding
-from bdn.wire.shapes import ErrorBody, GivenGrant, Number, StrictModel, Text
+from bdn.wire.mirror_schema import Holding, ManifestName
+from bdn.wire.shapes import ErrorBody, GivenGrant, Label, Locator, Number, Quantity, StrictModel, Text
 
 StageState = Literal["PENDING", "STAGING", "READY", "FAILED", "RELEASED"]
 TERMINAL: frozenset[StageState] = frozenset({"READY", "FAILED", "RELEASED"})
@@ -175,6 +175,57 @@ class StageDocument(BaseModel):
     transfer: Transfer | None = None
     warm: Warm | None = None
     error: ErrorBody | None = None
+
+
+STAGES_REPORTED: Final = 50  # in one heartbeat
+MANIFESTS_REPORTED: Final = 16  # of one stage
+
+
+class StageReport(BaseModel):
+    """A stage in its agent's heartbeat: unfinished, or READY or FAILED for less than a minute.
+
+    ``mirror_id`` is null if the grant names no mirror. ``manifests``: the first 16. ``bytes_done`` are on the node, of
+    ``bytes_total``, which is null until the manifests are known. ``bytes_per_second``: of the last five seconds, and of the
+    whole time once the stage is READY. ``since``: when the state began, in seconds since the epoch by the node's clock.
+    ``error`` is the code of the error with which the stage FAILED.
+    """
+
+    id: Label
+    job: Locator
+    mirror_id: Annotated[str, Field(pattern=r"^mir_[0-9a-f]{24}$")] | None
+    manifests: Annotated[list[ManifestName], Field(max_length=MANIFESTS_REPORTED, fail_fast=True)]
+    state: StageState
+    bytes_done: Quantity
+    bytes_total: Quantity | None
+    bytes_per_second: Quantity | None
+    since: Annotated[float, Field(ge=0, lt=2**63)]
+    error: Annotated[str, Field(max_length=64, pattern=r"^[A-Z_]+$")] | None
+
+
+class JobStage(BaseModel):
+    """A stage of a job on one node, as the node's last heartbeat described it, at ``reported_at``.
+
+    ``alive``: the node sent a heartbeat within a minute; the figures of another node are old. ``organisation`` is null if
+    the stage's mirror is unknown; only operators see such stages. ``eta_seconds`` is null if rate or total is
+    unknown, and once the stage has ended.
+    """
+
+    cluster: str
+    node: str
+    alive: bool
+    reported_at: datetime
+    id: str
+    job: str
+    organisation: str | None
+    mirror_id: str | None
+    manifests: list[str]
+    state: StageState
+    bytes_done: int
+    bytes_total: int | None
+    bytes_per_second: int | None
+    eta_seconds: float | None
+    since: datetime
+    error: str | None
 
 
 class TierUse(BaseModel):

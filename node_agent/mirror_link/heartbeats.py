@@ -252,7 +252,7 @@ class Heartbeats:
     holdings.
 
     ``identity`` is a heartbeat with this agent's identity, for the mirror and its peers, and nothing else. ``state``
-    returns other fields that change: job volumes and training caches.
+    returns other fields that change: job volumes, training caches and stages.
     """
 
     identity: Heartbeat

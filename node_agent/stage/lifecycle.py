@@ -108,6 +108,7 @@ class Lifecycle:
     def _start_work(self, stage: NodeStage) -> None:
         stage.stop.clear()
         stage.progress = stage.mend_at = None
+        stage.began_at = self.clock()
         stage.task = self.background.start(self._work(stage), f"stage {stage.record.id}")
         stage.notify()
 

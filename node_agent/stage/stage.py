@@ -61,6 +61,7 @@ class StageRecord(BaseModel):
     id: str
     job_id: str
     organisation: str
+    mirror_id: str | None = None
     grant: str
     state: StageState
     created_at: float
@@ -162,6 +163,7 @@ class NodeStage:
         self.earlier = earlier
         self.progress: FillProgress | None = None
         self.warming: Warming | None = None
+        self.began_at: float | None = None  # the work, in seconds since the epoch
         self.deadline: float | None = None  # monotonic seconds
         self.is_mending = False
         self.is_ending = False  # takes no leases from the start of its release or failure until it begins anew
@@ -179,6 +181,16 @@ class NodeStage:
     @property
     def is_terminal(self) -> bool:
         return self.record.state in TERMINAL and not self.is_mending
+
+    @property
+    def state(self) -> StageState:
+        return "STAGING" if self.is_mending else self.record.state
+
+    def bytes_per_second(self, now: float) -> float | None:
+        """The current rate; of the whole work once the state is terminal. ``now``: monotonic seconds."""
+        if self.is_terminal:
+            return self.record.bytes_per_second
+        return self.progress.rate.per_second(now) if self.progress else None
 
     def begin(self, manifests: Sequence[Manifest], progress: FillProgress) -> None:
         """Set the expected sizes. ``manifests`` are in the order of the mounts."""
@@ -213,15 +225,13 @@ class NodeStage:
             )
             for mount, bytes_from, under_way in zip(record.mounts, self.bytes_from(), self._under_way(), strict=True)
         ]
-        rate = record.bytes_per_second
-        if not self.is_terminal:
-            rate = self.progress.rate.per_second(time.monotonic()) if self.progress else None
+        rate = self.bytes_per_second(time.monotonic())
         left = sum(mount.bytes_total - mount.bytes_done for mount in mounts if mount.bytes_total is not None)
         is_known = not self.is_terminal and all(mount.bytes_total is not None for mount in mounts)
         return StageDocument(
             id=record.id,
             job_id=record.job_id,
-            state="STAGING" if self.is_mending else record.state,
+            state=self.state,
             view="hub" if record.hub else "files",
             created_at=moment(record.created_at),
             ready_at=moment(record.ready_at) if record.ready_at is not None else None,

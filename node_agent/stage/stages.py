@@ -126,6 +126,7 @@ class StageService:
                 return await self.begin(asked)
             if stage.is_working or (stage.record.state == "READY" and not stage.is_ending):
                 stage.record.grant = record.grant  # may expire later
+                stage.record.mirror_id = record.mirror_id
                 stage.record.warm = stage.record.warm or record.warm
                 await self.lifecycle.renew(stage, record.ttl_seconds or stage.record.ttl_seconds)
                 if stage.record.state != "READY":  # still staging, or failed meanwhile
@@ -155,6 +156,7 @@ class StageService:
             hub=is_hub,
             job_id=job_id,
             organisation=grant.organisation,
+            mirror_id=grant.mirror_id,
             grant=token,
             state="PENDING",
             created_at=self.lifecycle.clock(),

@@ -263,7 +263,7 @@ AGENTS: Final = {
 }  # fmt: skip
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
-    "get /trees", "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
+    "get /stages", "get /trees", "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",
     "get /projects", "delete /projects/{project}", "get /teams", "post /caches", "get /caches", "get /caches/{project}/summary",
     "post /v1/training_projects", "post /v1/teams/{team_id}/training_projects", "get /v1/training_projects",
     "get /v1/training_projects/{project_id}", "delete /v1/training_projects/{project_id}",
@@ -428,7 +428,8 @@ async def test_whoever_is_no_operator_rotates_its_own_secrets_alone(world: World
 
 
 async def test_what_another_organisation_has_is_answered_like_nothing(world: World, tally: Tally) -> None:
-    await FakeAgent(world.mirror, "n1").beat_as(world.bearers["agent"])
+    hidden_stage = stage_of("train", world.mirrors["a", "a-private"]["id"])
+    await FakeAgent(world.mirror, "n1", stages=[hidden_stage]).beat_as(world.bearers["agent"])
     await world.ask("controller a", "PUT", "/secrets/of-a", json={"value": "x"})
     ids: dict[str, str] = {"mirror": world.mirrors["a", "a-private"]["id"]}
     for name, more in (
@@ -475,6 +476,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
         ("GET", "/names?of={}", None, manifest, str(UNKNOWN)),
         *(("GET", "/names?of={}", None, str(world.chunks[f"a-private {part}"]), str(UNKNOWN)) for part in PARTS),
         ("GET", "/names?of={}", None, hidden, "hf://org/nothing"),
+        ("GET", "/stages?job={}", None, "train", "none"),
     ]
     before = (await world.ask("controller a", "GET", "/mirror")).json()["items"]
     for method, path, template, theirs, absent in cases:
@@ -489,7 +491,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
             costs.append(statements)
         assert answers[0] == answers[1], (method, path, template)
         assert costs[0] == costs[1], (method, path, template)
-        assert answers[0][0] == (200 if path.startswith(("/mirror?", "/events?")) else 404), (method, path, answers[0])
+        assert answers[0][0] == (200 if path.startswith(("/mirror?", "/events?", "/stages?")) else 404), (method, path, answers[0])
         tally.add(scenarios=2, refused=1)
     assert (await world.ask("controller a", "GET", f"/manifests/{manifest}")).status_code == 200
     after = (await world.ask("controller a", "GET", "/mirror")).json()["items"]
@@ -523,6 +525,45 @@ async def test_a_verification_tells_nothing_of_others(upstreams: None, hub: Hub,
             for what in ({"manifest": str(world.manifests[f"{name}-private"])}, {"source": f"hf://org/{name}-private"}):
                 assert await verified(bearer, **what) == (expected, 3), (bearer, what)
                 tally.add(scenarios=1, refused=not expected)
+
+
+def stage_of(job: str, mirror_id: str | None) -> Json:
+    """A stage as an agent reports it."""
+    return {
+        "id": f"stg_{mirror_id}", "job": job, "mirror_id": mirror_id, "manifests": [], "state": "STAGING", "bytes_done": 0,
+        "bytes_total": None, "bytes_per_second": None, "since": 0, "error": None,
+    }  # fmt: skip
+
+
+async def test_stages_of_a_shared_node_are_seen_by_those_who_see_their_mirrors(world: World, tally: Tally) -> None:
+    """Jobs of one name: of both organisations and a team, of a mirror that is unknown, and of none."""
+    team = "team research of a"
+    weights = {"weights": [source("hf://org/a-public", "/team")]}
+    of_team = (await world.ask(team, "POST", "/mirror", json=weights)).json()["id"]
+    of_a, of_b = (world.mirrors[name, f"{name}-private"]["id"] for name in "ab")
+    unsure = [f"mir_{'0' * 24}", None]
+    stages = [stage_of("train", mirror) for mirror in (of_a, of_b, of_team, *unsure)]
+    await FakeAgent(world.mirror, "n1", stages=stages).beat_as(world.bearers["agent"])
+    everything = {of_a, of_b, of_team, *unsure}
+    expected: dict[str, set[str | None]] = {
+        "controller a": {of_a, of_team},
+        "controller b": {of_b},
+        team: {of_team},
+        "team Default of a": set(),
+        "team research of b": set(),
+        "operator": everything,
+        "operator token": everything,
+        "operator for a": everything,
+    }
+    for bearer in world.bearers:
+        answer = await world.ask(bearer, "GET", "/stages", params={"job": "train"})
+        if bearer in expected:
+            assert {one["mirror_id"] for one in answer.json()["items"]} == expected[bearer], bearer
+            owners = {one["organisation"] for one in answer.json()["items"] if one["mirror_id"] in unsure}
+            assert owners <= {None}
+        else:
+            assert answer.status_code in (401, 403), bearer
+        tally.add(scenarios=1, refused=bearer not in expected)
 
 
 async def test_lists_hold_one_s_own_and_the_metrics_name_nobody(world: World, tally: Tally) -> None:

@@ -88,6 +88,20 @@ def heartbeat(manifest: str, node: str = "n") -> Json:
         "epoch": 1,
         "unsynced_bytes": 5,
         "capacity": {"gpu_type": "H200", "gpus": 8, "cpus": 8, "memory_bytes": 5, "slots": 1, "launcher": "podman"},
+        "stages": [
+            {
+                "id": "stg_1",
+                "job": "train",
+                "mirror_id": None,
+                "manifests": [manifest],
+                "state": "STAGING",
+                "bytes_done": 1,
+                "bytes_total": 5,
+                "bytes_per_second": 1,
+                "since": 1.8e9,
+                "error": None,
+            }
+        ],
         "state_at": 5.0,
         "wait_seconds": 0,
     }
@@ -140,7 +154,7 @@ class Asker:
 
     async def look(self, said: str, *also: str) -> None:
         """Whatever shows what agents said answers."""
-        for path in ("/agents", "/clusters", "/manifests", "/metrics", "/events?limit=1000", *also):
+        for path in ("/agents", "/clusters", "/manifests", "/metrics", "/events?limit=1000", "/stages?job=train", *also):
             self._note(await self.http.get(path), (200,), f"{path}, after {said}")
 
     def _note(self, answer: httpx2.Response, expected: Collection[int], said: str) -> None:

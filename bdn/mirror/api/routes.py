@@ -53,6 +53,7 @@ from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.pushes import Pushes
 from bdn.mirror.operations.heartbeats import Membership
+from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.requests import Collections, OperationRequests
 from bdn.mirror.serving.locations import ChunkLocations
@@ -109,6 +110,7 @@ from bdn.wire.push_schema import (
     PushRequest,
 )
 from bdn.wire.shapes import Items, Page, moment
+from bdn.wire.stage_schema import JobStage
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +125,7 @@ _Limit = Annotated[int, Query(ge=1, le=1000)]
 
 _Requests = Annotated[MirrorRequests, provided(MirrorRequests)]
 _Membership = Annotated[Membership, provided(Membership)]
+_JobStages = Annotated[JobStages, provided(JobStages)]
 _Operations = Annotated[OperationRequests, provided(OperationRequests)]
 _Collections = Annotated[Collections, provided(Collections)]
 _Events = Annotated[Events, provided(Events)]
@@ -452,6 +455,19 @@ async def remove_agent(
 @control_router.get("/clusters", summary="Clusters, with the sums of their agents and space")
 async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
     return await membership.clusters()
+
+
+@control_router.get("/stages", summary="A job's stages on all nodes, slowest first")
+async def stages(
+    job_stages: _JobStages,
+    caller: TeamController,
+    job: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)],
+    cursor: str | None = None,
+    limit: _Limit = 1000,
+) -> Page[JobStage]:
+    """Those that failed, then those at work by the part that is filled, then those that are READY."""
+    items, last = await job_stages.of(caller, job, _read_names(cursor), limit)
+    return Page[JobStage](items=items, next_cursor=last and _write_names(*last))
 
 
 @control_router.post("/agents/heartbeat", summary="Agents only: report state, receive members, commands and keys")

@@ -1,10 +1,26 @@
 """Every statement about agents and clusters."""
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, exists, func, or_, select, true, tuple_, update
-from sqlalchemy.orm import defer
+from sqlalchemy import (
+    ColumnElement,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.orm import defer, undefer
 
 from bdn.mirror.db.database import (
     ReadSession,
@@ -59,7 +75,9 @@ async def upsert(session: WriteSession, cluster: str, node: str, **values: Any) 
 
 
 async def who_is(session: ReadSession, cluster: str, node: str) -> AgentRow | None:
-    query = select(AgentRow).where(AgentRow.cluster == cluster, AgentRow.node == node)
+    """The agent's row, with its ``stages``."""
+    query = select(AgentRow).options(undefer(AgentRow.stages))
+    query = query.where(AgentRow.cluster == cluster, AgentRow.node == node)
     return (await session.execute(query, execution_options={"populate_existing": True})).scalar()
 
 
@@ -161,18 +179,55 @@ async def drop_silent(session: WriteSession, cluster: str, since: float) -> list
     return sorted(dropped.scalars())
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A heartbeat that says nothing new but the progress of stages, or that neither (``stages`` None)."""
+
+    at: float
+    boot_id: str
+    state_at: float | None
+    stages: list[Any] | None
+
+
 _HEARD: Final = (
     update(AgentRow)
     .where(AgentRow.cluster == bindparam("its_cluster"), AgentRow.node == bindparam("its_node"))
     .where(AgentRow.joined_at.is_not(None), AgentRow.last_heartbeat < bindparam("at"))
     .values(last_heartbeat=bindparam("at"))
 )
+_PROGRESSED: Final = (
+    update(AgentRow)
+    .where(AgentRow.cluster == bindparam("its_cluster"), AgentRow.node == bindparam("its_node"))
+    .where(AgentRow.boot_id == bindparam("its_boot"))
+    .where(func.coalesce(AgentRow.state_at <= bindparam("its_state_at"), true()))  # as ``upsert``
+    .values(stages=bindparam("its_stages"), state_at=bindparam("its_state_at"))
+)
 
 
-async def note_heard(session: WriteSession, heard: Mapping[Name, float]) -> None:
-    """Record the time of the last heartbeat of these agents, as far as they are members."""
-    rows = [{"its_cluster": cluster, "its_node": node, "at": at} for (cluster, node), at in sorted(heard.items())]
-    await (await session.connection()).execute(_HEARD, rows)
+async def note_heard(session: WriteSession, heard: Mapping[Name, Heard]) -> None:
+    """Record the time of the last heartbeat of these agents, as far as they are members, and the progress of stages.
+
+    The progress of a heartbeat is not written over a later state, which another heartbeat has brought meanwhile.
+    """
+    names = [({"its_cluster": name[0], "its_node": name[1]}, one) for name, one in sorted(heard.items())]
+    connection = await session.connection()
+    await connection.execute(_HEARD, [{**name, "at": one.at} for name, one in names])
+    said = [
+        {**name, "its_boot": one.boot_id, "its_state_at": one.state_at, "its_stages": one.stages}
+        for name, one in names
+        if one.stages is not None
+    ]
+    if said:
+        await connection.execute(_PROGRESSED, said)
+
+
+async def reporting_stages_of(session: ReadSession, job: str, since: float) -> list[AgentRow]:
+    """Agents with a heartbeat since then that report stages of this job, with all their ``stages``, by name."""
+    names_job = cast(AgentRow.stages, Text).contains(json.dumps(job), autoescape=True)  # as the column is written
+    query = select(AgentRow).options(undefer(AgentRow.stages)).order_by(AgentRow.cluster, AgentRow.node)
+    query = query.where(AgentRow.left_at.is_(None), AgentRow.last_heartbeat > since, names_job)
+    found = (await session.execute(query)).scalars()
+    return [row for row in found if any(stage["job"] == job for stage in row.stages or ())]
 
 
 async def remove(session: WriteSession, cluster: str, node: str) -> None:

@@ -145,6 +145,23 @@ async def page(
     return [MirrorState(mirror, sources[mirror.id]) for mirror in mirrors], following
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The organisation that requested a mirror, and the team of it, or ``OF_ALL``."""
+
+    organisation: str
+    team: str
+
+
+_OWNERS: Final = select(MirrorRow.id, MirrorRow.organisation, MirrorRow.team)
+
+
+async def owners(session: ReadSession, mirror_ids: Collection[str]) -> dict[str, Owner]:
+    """Of the mirrors that exist, in one statement also if there are none to look up."""
+    found = select_in(session, _OWNERS, MirrorRow.id, sorted(mirror_ids) or [""])
+    return {mirror_id: Owner(organisation, team) async for mirror_id, organisation, team in found}
+
+
 async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str, list[MirrorSourceRow]]:
     query = select(MirrorSourceRow).where(MirrorSourceRow.mirror_id.in_(mirror_ids)).order_by(MirrorSourceRow.position)
     found: dict[str, list[MirrorSourceRow]] = {mirror_id: [] for mirror_id in mirror_ids}

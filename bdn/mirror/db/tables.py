@@ -195,7 +195,8 @@ class AgentRow(Base):
     announced its departure. ``holdings_digest`` is the agent's own name for the content of ``holdings``, null if it
     gave none; ``manifests`` is their number. ``unsynced_bytes`` counts checkpoints that exist only in the agent's job
     volumes. ``caches`` are the training caches that these volumes have mounted, each a ``CacheUse``. ``capacity`` is a
-    ``NodeCapacity``, null if the agent runs no training jobs. ``state_at`` orders the heartbeats of one boot.
+    ``NodeCapacity``, null if the agent runs no training jobs. ``stages``, each a ``StageReport``, are loaded only where a
+    query names them: they change with each heartbeat of a node that stages. ``state_at`` orders the heartbeats of one boot.
     ``replaced`` names the agent that reported as this node before, until ``replaced_at``; if that agent reports again,
     two agents have one name, which is assumed until ``disputed_at``.
     """
@@ -214,6 +215,7 @@ class AgentRow(Base):
     unsynced_bytes: Mapped[int] = mapped_column(default=0)
     caches: Mapped[list[Any] | None]
     capacity: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    stages: Mapped[list[Any] | None] = mapped_column(deferred=True, deferred_raiseload=True)
     state_at: Mapped[float | None]
     last_heartbeat: Mapped[float]
     joined_at: Mapped[float | None]

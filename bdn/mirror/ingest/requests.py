@@ -32,6 +32,7 @@ _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time betw
 
 _ANY: Final = Digest("0" * 64)  # as long as any other digest
 _ANY_COMMIT: Final = "0" * 40
+_ANY_MIRROR: Final = f"mir_{'0' * 24}"
 
 # What is requested, and the organisation and team that request it: they decide what the answer contains.
 Question = tuple[str, str, str | None]
@@ -83,7 +84,8 @@ class MirrorRequests:
     def _check_grant(self, sources: Sequence[WeightsSource], organisation: str, team: str | None) -> None:
         """Reject what could be mirrored but not read: the grant names all mounts and must fit into a request header."""
         mounts = tuple(GrantedMount.at(one.mount_location, _ANY, str(one.source), _ANY_COMMIT) for one in sources)
-        size = len(self.signer.sign(Grant(organisation, mounts, self.database.now() + self.grant_seconds, team)))
+        expires_at = self.database.now() + self.grant_seconds
+        size = len(self.signer.sign(Grant(organisation, mounts, expires_at, team, _ANY_MIRROR)))
         if size > LONGEST_GRANT:
             what = (
                 f"bytes of the grant for {len(mounts)} sources (send fewer sources at once, or shorter mount locations)"
@@ -299,7 +301,7 @@ class MirrorRequests:
             if source.manifest
         )
         row, expires_at = state.row, self.database.now() + self.grant_seconds
-        return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None))
+        return self.signer.sign(Grant(row.organisation, mounts, expires_at, row.team or None, row.id))
 
 
 async def prune(database: Database, keep_seconds: float) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from bdn.core.errors import BdnError, InUseError, InvalidRequestError, NotFoundError
 from bdn.mirror.db import agents
-from bdn.mirror.db.agents import Name
+from bdn.mirror.db.agents import Heard, Name
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.events import Events
 from bdn.mirror.db.operations import ANY
@@ -38,6 +38,7 @@ LOOK_SECONDS: Final = 0.5
 INTERVAL_SECONDS: Final = 10.0
 _SILENCE_SECONDS: Final = 15.0  # without heartbeats from any agent: the mirror, not the agents, was unreachable
 _SAID: Final = {"boot_id", "roles", "advertise", "version", "tiers", "unsynced_bytes", "caches", "capacity"}
+_PROGRESS: Final = "stages"
 _TOGETHER_SECONDS: Final = 1.0  # between batched writes of heartbeats, and between polls for other processes' commands
 
 _Members = tuple[int, list[MemberDocument]]  # the epoch and its members, in the order of their names
@@ -57,7 +58,9 @@ class NodeRuns(Protocol):
 
 @dataclass
 class Membership:
-    """The service behind ``/agents`` and ``/clusters``. Writes the times of unchanged heartbeats together, once a second.
+    """The service behind ``/agents`` and ``/clusters``.
+
+    Writes the times of unchanged heartbeats together, once a second, and with them the progress of stages.
 
     After an outage of the mirror or database, no agent has a recent heartbeat. If all of them counted as silent, the
     first agents to return would find themselves alone in their cluster and each read everything from the mirror. So no
@@ -71,7 +74,7 @@ class Membership:
     clock: Callable[[], float]
     _epochs: SharedReads[str, int] = field(default_factory=lambda: SharedReads(LOOK_SECONDS))  # by cluster
     _members: SharedReads[str, _Members] = field(default_factory=lambda: SharedReads(0.0))  # by cluster
-    _heard: dict[Name, float] = field(default_factory=dict)  # when, of the last second
+    _heard: dict[Name, Heard] = field(default_factory=dict)  # of the last second
     _waiting: dict[int, Heartbeat] = field(default_factory=dict)  # held open
 
     def __post_init__(self) -> None:
@@ -142,17 +145,20 @@ class Membership:
     async def _record(self, heartbeat: Heartbeat) -> str:
         """Write the heartbeat. Returns the digest of the agent's recorded holdings.
 
-        Of a held heartbeat without news only the time is written, together with others of its second.
+        Of a held heartbeat without other news only the time and the progress of stages are written, together with others
+        of its second: a thousand nodes that stage are then a hundred small updates in one transaction a second.
         """
         now, agent = self.clock(), (heartbeat.cluster, heartbeat.node)
         said = heartbeat.model_dump(include=_SAID)
-        dated = {**said, "state_at": heartbeat.state_at}
+        stages = heartbeat.model_dump(include={_PROGRESS})[_PROGRESS]
+        dated = {**said, _PROGRESS: stages, "state_at": heartbeat.state_at}
         async with self.database.read() as session:
             row = await agents.who_is(session, *agent)
         if row is not None and row.joined_at is not None and not heartbeat.leaving and _who(row) == _who(heartbeat):
             is_new = heartbeat.changes is not None or any(getattr(row, name) != value for name, value in said.items())
             if not is_new and heartbeat.wait_seconds >= _TOGETHER_SECONDS:
-                self._heard[agent] = now
+                progress = stages if stages != (row.stages or []) else None
+                self._heard[agent] = Heard(now, heartbeat.boot_id, heartbeat.state_at, progress)
                 return row.holdings_digest or ""
             digest = await self._note_known(heartbeat, dated, now)
         else:
@@ -175,7 +181,7 @@ class Membership:
             except BaseException:
                 self._heard = heard | self._heard
                 raise
-            self._written(max(heard.values()))
+            self._written(max(one.at for one in heard.values()))
 
     async def _wake(self) -> None:
         """Wake held heartbeats that may have news: writes of another process do not wake them."""

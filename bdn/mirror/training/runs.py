@@ -165,7 +165,7 @@ class JobRuns:
         secrets = await self._secrets(row, rank, spec)
         mounts = _mounts(row, rank, sources, len(spec.weights or ()))
         places, expires_at = spec.places, self.database.now() + self.grant_seconds
-        read = Grant(row.organisation, mounts, expires_at, row.requester_team)
+        read = Grant(row.organisation, mounts, expires_at, row.requester_team, row.mirror_id)
         push = PushGrant(
             row.organisation,
             CheckpointUri(project.id, row.id, None, rank),
