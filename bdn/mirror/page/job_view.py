@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.training.states import ACTIVE, JobRank, Status
-from bdn.core.units import format_age, format_duration, format_size, format_time
-from bdn.mirror.page.remedies import Problem, problem_of
+from bdn.core.training.states import ACTIVE, Status
+from bdn.core.units import format_age, format_size, format_time
+from bdn.mirror.page.job_nodes import NodeLine, lines_of_ranks, slowest
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import Checkpoint
+from bdn.wire.stage_schema import JobStage
 from bdn.wire.training_schema import PREFIX, LogLine, RankDocument, TrainingJob
 
 _PHASES: Final[tuple[Status, ...]] = (*ACTIVE, "COMPLETED")
@@ -27,20 +28,6 @@ class Phase:
     name: str
     is_current: bool
     is_past: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RankLine:
-    """``percent`` is None until the rank's bytes are known."""
-
-    rank: int
-    node: str
-    state: str
-    percent: int | None
-    bytes: str
-    left: str | None
-    exit_code: int | None
-    problem: Problem | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +73,14 @@ class JobView:
     age: str
     phases: tuple[Phase, ...]
     answer: str
-    ranks: tuple[RankLine, ...]
+    ranks: tuple[NodeLine, ...]
 
 
-def job_view(job: TrainingJob, now: float) -> JobView:
+def job_view(job: TrainingJob, now: float, stages: Sequence[JobStage] = ()) -> JobView:
+    """``stages`` of the job, whose figures are newer than its ranks' reports."""
     status, own = job.current_status.removeprefix(PREFIX), job.bdn
-    ranks = sorted(own.ranks, key=lambda rank: (rank.state != "STAGING", _fraction(rank), rank.rank))
+    by_node = {(stage.cluster, stage.node): stage for stage in stages}
+    ranks = lines_of_ranks(own.ranks, own.cluster, by_node, now)
     return JobView(
         id=job.id,
         name=job.name,
@@ -107,7 +96,7 @@ def job_view(job: TrainingJob, now: float) -> JobView:
         age=format_age(max(0.0, now - job.created_at.timestamp())),
         phases=_phases(status, own.ranks),
         answer=_answer(job, status, ranks),
-        ranks=tuple(map(_rank, ranks)),
+        ranks=tuple(ranks),
     )
 
 
@@ -150,37 +139,11 @@ def _phases(status: str, ranks: Sequence[RankDocument]) -> tuple[Phase, ...]:
     return tuple(Phase(name, number == position, number < position) for number, name in enumerate(names))
 
 
-def _answer(job: TrainingJob, status: str, ranks: Sequence[RankDocument]) -> str:
-    own = job.bdn
-    slowest = next((rank for rank in ranks if rank.rank == own.slowest_rank), None)
-    if slowest is not None:
-        of_it = f", {_percent(slowest)} % of its bytes" if slowest.bytes_total else ""
-        left = "" if slowest.eta_seconds is None else f", {format_duration(slowest.eta_seconds)} left"
-        place = slowest.node if own.cluster is None else f"{own.cluster}/{slowest.node}"
-        return f"The slowest node is {place} (rank {slowest.rank}){of_it}{left}."
+def _answer(job: TrainingJob, status: str, ranks: Sequence[NodeLine]) -> str:
+    behind = slowest(ranks) if status == "DEPLOYING" else None
+    if behind is not None:
+        return behind.sentence
     if job.error_message is not None:
         return f"Waits: {job.error_message}." if status in ACTIVE else f"{job.error_message}."
     hint = _PHASE_HINTS.get(status)
     return f"Now {hint}." if hint else ""
-
-
-def _rank(rank: RankDocument) -> RankLine:
-    total = rank.bytes_total
-    return RankLine(
-        rank=rank.rank,
-        node=rank.node,
-        state=rank.state,
-        percent=None if total is None else _percent(rank),
-        bytes=format_size(rank.bytes_done) + ("" if total is None else f" of {format_size(total)}"),
-        left=None if rank.eta_seconds is None else format_duration(rank.eta_seconds),
-        exit_code=rank.exit_code,
-        problem=problem_of(rank.error),
-    )
-
-
-def _fraction(rank: RankDocument) -> float:
-    return JobRank(rank.node, rank.state, bytes_done=rank.bytes_done, bytes_total=rank.bytes_total).fraction
-
-
-def _percent(rank: RankDocument) -> int:
-    return min(100, int(100 * _fraction(rank)))

@@ -8,7 +8,16 @@ from typing import Final
 from bdn.core.errors import NotFoundError
 from bdn.core.training.states import ACTIVE
 from bdn.mirror.access.access import Caller
-from bdn.mirror.page.job_view import CheckpointLine, JobView, LogText, Weights, checkpoint_lines, job_view, log_lines, weights_of
+from bdn.mirror.page.job_view import (
+    CheckpointLine,
+    JobView,
+    LogText,
+    Weights,
+    checkpoint_lines,
+    job_view,
+    log_lines,
+    weights_of,
+)
 from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources

@@ -45,9 +45,7 @@ async def _current(sources: Sources, caller: Caller) -> tuple[list[Mirror], str 
     found: dict[str, Mirror] = {}
     before: Cursor | None = None
     for status, limit in (("SYNCING", _SYNCING), ("PENDING", _ON_A_PAGE), (None, _NEWEST)):
-        some, before = await sources.requests.page(
-            caller.organisation, status, None, None, limit, team=caller.team
-        )
+        some, before = await sources.requests.page(caller.organisation, status, None, None, limit, team=caller.team)
         found |= {mirror.id: mirror for mirror in some}
     return list(found.values()), _written(before)
 
@@ -57,7 +55,12 @@ async def _page(sources: Sources, caller: Caller, asked: Asked) -> tuple[list[Mi
     if status is not None and status not in get_args(MirrorStatus):
         raise InvalidRequestError("no mirror has this status: choose one of the list")
     found, before = await sources.requests.page(
-        caller.organisation, status, asked["source"] or None, _read_cursor(asked["before"]), _ON_A_PAGE, team=caller.team
+        caller.organisation,
+        status,
+        asked["source"] or None,
+        _read_cursor(asked["before"]),
+        _ON_A_PAGE,
+        team=caller.team,
     )
     return found, _written(before)
 
@@ -82,7 +85,9 @@ async def _read_one(sources: Sources, caller: Caller, asked: Asked) -> Show:
     def show(templates: Templates) -> Iterator[Part | Group]:
         macros = templates.macros("mirror_parts.html")
         yield Part(macros.heading(view))
-        lines = [Part(macros.source(view, number, line, caller.team is None)) for number, line in enumerate(view.sources)]
+        lines = [
+            Part(macros.source(view, number, line, caller.team is None)) for number, line in enumerate(view.sources)
+        ]
         yield Part(macros.sources_title(view))
         yield Group('<ul id="sources" class="cards">', lines, "</ul>")
 

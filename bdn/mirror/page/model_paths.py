@@ -47,14 +47,14 @@ def mounted_at(place: str, mirrors: Sequence[Mirror]) -> list[PathMatch]:
 async def models_at(path: str, sources: Sources, caller: Caller) -> list[PathMatch]:
     """From the newest 1000 mirrors; those of the path's stage alone if an event names it."""
     stage, place = stage_and_place(path)
-    mirrors, _ = await sources.requests.page(
-        caller.organisation, "READY", None, None, _NEWEST, team=caller.team
-    )
+    mirrors, _ = await sources.requests.page(caller.organisation, "READY", None, None, _NEWEST, team=caller.team)
     found = mounted_at(place, mirrors)[:_SHOWN]
     if stage is None or not found:
         return found
     jobs = await _jobs_of(stage, found, sources, caller)
-    staged = [PathMatch(one.source, one.mount, one.manifest, jobs[one.manifest]) for one in found if one.manifest in jobs]
+    staged = [
+        PathMatch(one.source, one.mount, one.manifest, jobs[one.manifest]) for one in found if one.manifest in jobs
+    ]
     return staged or found
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from bdn.mirror.page.job_nodes import lines_of_stages, slowest
 from bdn.mirror.page.job_view import job_view, log_lines
 from bdn.wire.shapes import ErrorBody
+from bdn.wire.stage_schema import JobStage
 from bdn.wire.training_schema import InstanceType, LogLine, OwnFields, ProjectName, RankDocument, TrainingJob
 
 NOW = 1_800_000_000.0
@@ -39,7 +41,7 @@ def test_a_deploying_job__names_its_slowest_node_and_lists_it_first() -> None:
     )
     view = job_view(job("DEPLOYING", *ranks, slowest=2), NOW)
 
-    assert view.answer == "The slowest node is c/n2 (rank 2), 10 % of its bytes, 1m 5s left."
+    assert view.answer == "The slowest node is c/n2 (rank 2): 10 % of its bytes, 1m 5s left."
     assert [(line.node, line.percent, line.bytes) for line in view.ranks] == [
         ("n2", 10, "1 B of 10 B"), ("n1", 90, "9 B of 10 B"), ("n0", 100, "10 B of 10 B"),
     ]  # fmt: skip
@@ -102,3 +104,48 @@ def test_a_log__is_shown_oldest_first_with_the_time_of_day() -> None:
     assert [(line.at, line.replica, line.message) for line in log_lines(lines)] == [
         ("08:00:00", None, "created"), ("08:00:01", "r0", "step 2"),
     ]  # fmt: skip
+
+
+# --- stages: of jobs that others start, and of ranks ---
+
+
+def stage(node: str, state: Any = "STAGING", *, done: int = 0, total: int | None = 10, **fields: Any) -> JobStage:
+    at = datetime.fromtimestamp(NOW - 180, UTC)
+    given: dict[str, Any] = {"mirror_id": None, "manifests": [], "organisation": "default", "bytes_per_second": None}
+    given |= {"eta_seconds": None, "error": None, "alive": True, "reported_at": at, "since": at, **fields}
+    return JobStage(
+        cluster="c", node=node, id=f"stg-{node}", job="job-7", state=state, bytes_done=done, bytes_total=total, **given
+    )
+
+
+def test_stages__are_listed_with_failed_ones_first_and_then_the_slowest() -> None:
+    lines = lines_of_stages(
+        [
+            stage("n1", "READY", done=10),
+            stage("n2", done=9, bytes_per_second=3_000_000, eta_seconds=60),
+            stage("n3", done=1, alive=False),
+            stage("n4", "PENDING", total=None),
+            stage("n5", "FAILED", error="CACHE_FULL"),
+        ],
+        NOW,
+    )
+
+    assert [(line.node, line.percent, line.rate, line.left) for line in lines] == [
+        ("n5", 0, None, None), ("n4", None, None, None), ("n3", 10, None, None), ("n2", 90, "3 MB/s", "1m"),
+        ("n1", 100, None, None),
+    ]  # fmt: skip
+    assert lines[0].problem is not None
+    assert lines[0].problem.remedy == "Release stages, or wait for a job to end."
+    assert lines[2].sentence == "The slowest node is c/n3: 10 % of its bytes; its last heartbeat was 3 min ago."
+    behind = slowest(lines)
+    assert behind is not None
+    assert behind.sentence == "The slowest node is c/n4: nothing staged yet."
+    assert slowest(lines[4:]) is None
+
+
+def test_the_stages_of_ranks__decide_which_node_is_slowest() -> None:
+    ranks = rank(0, bytes_done=1, bytes_total=10), rank(1, bytes_done=2, bytes_total=10), rank(2, "STAGED")
+    view = job_view(job("DEPLOYING", *ranks), NOW, [stage("n0", done=9), stage("n1", done=5), stage("n2", done=1)])
+
+    assert view.answer == "The slowest node is c/n1 (rank 1): 50 % of its bytes."
+    assert [line.node for line in view.ranks] == ["n1", "n0", "n2"]
