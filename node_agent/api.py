@@ -23,6 +23,7 @@ from bdn.net.api_server import (
     EventStream,
     WaitSeconds,
     bind_tcp,
+    document_events,
     new_router,
     new_service,
     provided,
@@ -122,7 +123,8 @@ async def one_stage(agent: _Agent, stage_id: str, wait: WaitSeconds = 0) -> Stag
 async def stage_events(agent: _Agent, stage_id: str) -> EventStream:
     """``progress`` at least every second while a task works on the stage, then ``done``; the data is the stage."""
     found = agent.stages.registry.find(stage_id)  # an error must precede the stream
-    return EventStream(agent.stages.follow(found.record.id, 1.0), lambda stage: stage.state in TERMINAL)
+    followed = agent.stages.follow(found.record.id, 1.0)
+    return EventStream(document_events(followed, lambda stage: stage.state in TERMINAL))
 
 
 @stages_router.post("/stages/{stage_id}/renew")

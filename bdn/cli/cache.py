@@ -9,8 +9,8 @@ import click
 
 from bdn.cli.clients import agent_client, mirror_client
 from bdn.cli.output import Output, command_line, fields_of, parsed, table
-from bdn.cli.printable import printable
 from bdn.core.errors import NotFoundError
+from bdn.core.printable import printable
 from bdn.core.units import counted, format_size, format_time, parse_size
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.cache_schema import (

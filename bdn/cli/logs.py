@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Final
 
-from bdn.cli.printable import printable
+from bdn.core.printable import printable
 from bdn.settings import LogForm
 
 _OURS: Final = ("bdn", "node_agent")

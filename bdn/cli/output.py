@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from bdn.cli.printable import printable
 from bdn.core.errors import NAME_A_SECRET, BdnError, InvalidRequestError
+from bdn.core.printable import printable
 from bdn.core.units import format_age, format_duration, format_size, format_time
 
 if TYPE_CHECKING:

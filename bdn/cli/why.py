@@ -1,7 +1,6 @@
 """``bdn-admin why``: explains from recorded events why something is cached or not."""
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel
 from bdn.cli.clients import reachable_agent, reachable_mirror
 from bdn.cli.output import Output, command_line, table, when
 from bdn.core.errors import BdnError, NotFoundError
+from bdn.core.printable import shortened
 from bdn.core.units import counted, format_size
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, StagedPath
@@ -101,11 +101,11 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
 def _answer(what: str, places: Sequence[PlaceExplanation]) -> str:
     """One sentence: about the only place with its reason, about several places without."""
     if len(places) == 1:
-        return _shortened(f"{what} {places[0].sentence}")
+        return shortened(f"{what} {places[0].sentence}")
     cached = dict.fromkeys(place.place for place in places if place.cached)
     others = dict.fromkeys(place.place for place in places if place.place not in cached)
     said = f"{what} is {'' if cached else 'not '}cached on {', '.join(cached or others)}"
-    return _shortened(f"{said}; not on {', '.join(others)}" if cached and others else said)
+    return shortened(f"{said}; not on {', '.join(others)}" if cached and others else said)
 
 
 def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[str]:
@@ -115,10 +115,10 @@ def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[st
     printed = ordered if is_all else ordered[:_PRINTED]
     rows = [
         {
-            "manifest": _shortened(place.manifest),
+            "manifest": shortened(place.manifest),
             "place": place.place,
             "cached": "yes" if place.cached else "no",
-            "why": _shortened(place.reason),
+            "why": shortened(place.reason),
         }
         for place in printed
     ]
@@ -129,17 +129,17 @@ def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[st
 def _named_lines(named: Named) -> list[str]:
     if named.kind == "manifest":
         return [
-            f"{_shortened(manifest)} was mirrored from {', '.join(sources) or 'sources no longer recorded'}"
+            f"{shortened(manifest)} was mirrored from {', '.join(sources) or 'sources no longer recorded'}"
             for manifest, sources in named.manifests.items()
         ]
     lines = []
     if named.kind == "page":
-        lines = [f"{_shortened(named.of)} is a page of {manifest}" for manifest in named.manifests]
+        lines = [f"{shortened(named.of)} is a page of {manifest}" for manifest in named.manifests]
     for place in named.places:
         chunk = "" if place.chunk_index is None else f"chunk {place.chunk_index} of "
         what = {"content": "is", "slab": "is a slab that holds", "chunk": "is"}[named.kind]
         sources = ", ".join(named.manifests[place.manifest]) or "sources no longer recorded"
-        lines.append(f"{_shortened(named.of)} {what} {chunk}{place.path} of {sources} ({place.manifest})")
+        lines.append(f"{shortened(named.of)} {what} {chunk}{place.path} of {sources} ({place.manifest})")
     return lines
 
 
@@ -153,8 +153,8 @@ def _event_lines(events: Sequence[EventDocument], limit: int | None, *, is_all: 
         {
             "time": event.at,
             "place": event.node or MIRROR_PLACE,
-            "manifest": None if is_one else _shortened(event.manifest or event.digest or ""),
-            "event": _shortened(event.sentence),
+            "manifest": None if is_one else shortened(event.manifest or event.digest or ""),
+            "event": shortened(event.sentence),
         }
         for event in reversed(printed)
     ]
@@ -180,8 +180,3 @@ def _staged_lines(staged: StagedPath) -> list[str]:
             f"{format_size(came.mirror)} from the mirror"
         ),
     ]
-
-
-def _shortened(text: str) -> str:
-    """Digests and commits in their shortest usual form."""
-    return re.sub(r"\b(b3:[0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", text))

@@ -18,6 +18,7 @@ from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access.access import Access
 from bdn.mirror.access.key_files import load_grant_signer
+from bdn.mirror.access.sessions import Sessions
 from bdn.mirror.api.metrics import Metrics
 from bdn.mirror.api.routes import ROUTERS, ContentsService
 from bdn.mirror.api.uploads import UPLOADS, UploadEndpoint
@@ -51,6 +52,8 @@ from bdn.mirror.operations.job_stages import JobStages
 from bdn.mirror.operations.names import Names
 from bdn.mirror.operations.operations import Operations
 from bdn.mirror.operations.requests import Collections, OperationRequests
+from bdn.mirror.page.entry import PAGE, OperatorPage
+from bdn.mirror.page.sources import Sources
 from bdn.mirror.serving.locations import ChunkLocations
 from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
@@ -302,6 +305,8 @@ async def open_mirror(
         forwarder = HubForwarder(upstreams, hub_threads)
         gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
         await stack.enter_async_context(gateway.running())
+        names = Names(database, store, settings.tombstone_seconds)
+        job_stages = JobStages(database)
         services = (
             requests,
             asked,
@@ -312,7 +317,7 @@ async def open_mirror(
             secrets,
             tokens,
             access,
-            Names(database, store, settings.tombstone_seconds),
+            names,
             ContentsService(database, access, chunks, metrics, data_port, locations.delivery),
             locations,
             files,
@@ -328,6 +333,22 @@ async def open_mirror(
             metrics,
             *filter(None, [issuer]),
         )
+        page = OperatorPage(
+            Sources(
+                Sessions(access, database, now),
+                requests,
+                heartbeats,
+                names,
+                events,
+                damages,
+                asked,
+                job_stages,
+                training_jobs,
+                projects,
+                database.watch,
+                now,
+            )
+        )
         uploads = UploadEndpoint(archives, access.verifier, received, readers, metrics.pushed_bytes.inc, buffers)
         api = new_service(
             "BDN mirror",
@@ -337,7 +358,7 @@ async def open_mirror(
             ),
             routers=ROUTERS,
             provides=services,
-            others={UPLOADS: uploads},
+            others={UPLOADS: uploads, PAGE: page},
         )
         yield MirrorService(api, requests, room, controller, data_port, shown, database.watch, lock)
 

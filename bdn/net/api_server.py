@@ -282,9 +282,9 @@ EVENTS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class EventStream(StreamingResponse):
-    """Sends ``documents`` as events: ``done`` for the document that ``is_last``, ``progress`` for all before.
+    """Sends server-sent events.
 
-    A client that does not read holds up ``documents``, which are closed when it leaves. A route of this class declares
+    A client that does not read holds up ``events``, which are closed when it leaves. A route of this class declares
     its status 200, which FastAPI would read from a constructor with a ``status_code``.
 
     FastAPI's own stream is unusable: when a listener leaves while its socket is full, FastAPI closes a queue under the
@@ -293,8 +293,8 @@ class EventStream(StreamingResponse):
 
     media_type = _MEDIA_TYPE
 
-    def __init__(self, documents: AsyncGenerator[_Document], is_last: Callable[[_Document], bool]) -> None:
-        self._events = _written(documents, is_last)
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        self._events = events
         # A proxy such as nginx must neither cache nor buffer the events.
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -317,7 +317,10 @@ class EventStream(StreamingResponse):
             await super().stream_response(send)
 
 
-async def _written(documents: AsyncGenerator[_Document], is_last: Callable[[_Document], bool]) -> AsyncGenerator[bytes]:
+async def document_events(
+    documents: AsyncGenerator[_Document], is_last: Callable[[_Document], bool]
+) -> AsyncGenerator[bytes]:
+    """The documents as events: ``done`` for the document that ``is_last``, ``progress`` for all before."""
     async with aclosing(documents):
         async for document in documents:
             event = "done" if is_last(document) else "progress"

@@ -137,6 +137,7 @@ class HeartbeatReply(BaseModel):
 class AgentDocument(BaseModel):
     """One agent, as of its last heartbeat. ``disputed``: another agent reports under the same name.
 
+    ``left_at`` is set if the agent is not alive because it announced its departure.
     ``unsynced_bytes`` of checkpoints would be lost with the node now.
     """
 
@@ -148,6 +149,7 @@ class AgentDocument(BaseModel):
     tiers: dict[str, TierUse]
     last_heartbeat: datetime
     alive: bool
+    left_at: datetime | None = None
     disputed: bool = False
     manifests: int
     unsynced_bytes: int = 0

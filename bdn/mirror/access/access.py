@@ -15,7 +15,7 @@ from bdn.core.chunk import CHUNK_SIZE, Digest
 from bdn.core.errors import GrantInvalidError, NotFoundError, UnauthenticatedError
 from bdn.core.source.uri import CheckpointUri
 from bdn.mirror.db import chunks, manifests, mirrors
-from bdn.mirror.db.tokens import TokenTable, is_token
+from bdn.mirror.db.tokens import TokenTable, digest_of_token, is_token
 from bdn.mirror.db.waiting import SharedReads
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 from bdn.wire.grants import FileGrant, Grant, GrantVerifier, PushGrant
@@ -148,13 +148,22 @@ class Access:
         """The caller behind a token. Raises ``UnauthenticatedError``, whatever the reason."""
         known = self._operator(bearer)
         if known is None and bearer is not None and is_token(bearer):
-            token = await self.tokens.valid(bearer)
-            known = Caller(token.organisation, token.role, token.cluster, token.team) if token else None
+            known = await self._holder(digest_of_token(bearer))
         if known is not None:
             return known
         if bearer is None:
             raise UnauthenticatedError
         raise UnauthenticatedError("the token is unknown to this mirror, was revoked or has expired")
+
+    async def holder(self, digest: str) -> Caller | None:
+        """The caller behind the token with this SHA-256; None if the token is not valid now."""
+        if self.token is not None and hmac.compare_digest(digest, digest_of_token(self.token)):
+            return _OPERATOR
+        return await self._holder(digest)
+
+    async def _holder(self, digest: str) -> Caller | None:
+        token = await self.tokens.valid(digest)
+        return Caller(token.organisation, token.role, token.cluster, token.team) if token else None
 
     async def identify(self, bearer: str | None, path: str, signature: str = "") -> str:
         """The organisation of a token, grant or signed address, from the head of a request alone.

@@ -61,7 +61,7 @@ from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.upstream.issuer import DISCOVERY_PATH, JWKS_PATH, IdentityIssuer, Jwk
 from bdn.mirror.upstream.sign_ins import Secrets
-from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, new_router, provided
+from bdn.net.api_server import EVENTS, Bearer, EventStream, WaitSeconds, document_events, new_router, provided
 from bdn.net.chunk_server.served_chunks import ChunkRequest
 from bdn.wire.access_schema import (
     NewToken,
@@ -273,7 +273,7 @@ async def get(requests: _Requests, mirror_id: MirrorId, caller: TeamController, 
 async def events(requests: _Requests, mirror_id: MirrorId, caller: TeamController) -> EventStream:
     await requests.get(mirror_id, caller.organisation, caller.team)  # refuse before the stream begins
     followed = requests.follow(mirror_id, caller.organisation, _EVENT_SECONDS, caller.team)
-    return EventStream(followed, lambda mirror: mirror.status in TERMINAL)
+    return EventStream(document_events(followed, lambda mirror: mirror.status in TERMINAL))
 
 
 @mirrors_router.post("/mirror/{mirror_id}/cancel", summary="Stop a mirror; a terminal state stays")
@@ -298,12 +298,23 @@ async def tree(
 
 
 @contents_router.get("/manifests", summary="Manifests, and the tiers that hold them")
-async def held(names: _Names, caller: Controller, cursor: str | None = None, limit: _Limit = 1000) -> HeldManifests:
-    """Every manifest of the organisation that some tier holds, by digest.
+async def held(
+    *,
+    names: _Names,
+    caller: Controller,
+    cluster: Name = None,
+    node: Name = None,
+    cursor: str | None = None,
+    limit: _Limit = 1000,
+) -> HeldManifests:
+    """Every manifest of the organisation that some tier holds, by digest; or that the agent of this cluster and node holds.
 
     A page holds fewer manifests than its limit if very many agents hold them.
     """
-    found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit)
+    if (cluster is None) != (node is None):
+        raise InvalidRequestError("cluster and node name one agent together: give both or none")
+    holder = None if cluster is None or node is None else (cluster, node)
+    found = await names.held(caller.organisation, "" if cursor is None else digest_in(cursor).hex, limit, holder)
     return found if caller.role is Role.OPERATOR else found.without_holders()
 
 

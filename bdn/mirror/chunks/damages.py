@@ -97,6 +97,10 @@ class Damages:
 
         return SharedRead(read, _SERVED_SECONDS)
 
+    async def count(self) -> int:
+        """How many chunks are damaged or missing in the store, as of at most a second ago."""
+        return len(await self._all.get())
+
     async def reason_of(self, digest: Digest) -> str | None:
         """What is wrong with a chunk; None also if it was found wrong less than a second ago, in another process.
 

@@ -126,10 +126,14 @@ async def count_holders(session: ReadSession, manifests: Sequence[str]) -> dict[
     return {name: count async for name, count in select_in(session, query, HoldingRow.manifest, manifests)}
 
 
-async def holdings_of(session: ReadSession, manifests: Sequence[str]) -> dict[str, dict[Name, Holding]]:
-    """The holdings of each of these manifests, in the order of the agents' names."""
+async def holdings_of(
+    session: ReadSession, manifests: Sequence[str], holder: Name | None = None
+) -> dict[str, dict[Name, Holding]]:
+    """The holdings of each of these manifests, in the order of the agents' names; of one ``holder`` if it is set."""
     query = select(HoldingRow.manifest, HoldingRow.cluster, HoldingRow.node, HoldingRow.document)
     query = query.order_by(HoldingRow.cluster, HoldingRow.node)
+    if holder is not None:
+        query = query.where(HoldingRow.cluster == holder[0], HoldingRow.node == holder[1])
     found: dict[str, dict[Name, Holding]] = {}
     async for manifest, cluster, node, document in select_in(session, query, HoldingRow.manifest, manifests):
         holding = Holding.model_validate({**document, "manifest": f"b3:{manifest}"})

@@ -42,6 +42,7 @@ from bdn.mirror.db.database import (
     tell,
 )
 from bdn.mirror.db.tables import (
+    HoldingRow,
     Json,
     ManifestRow,
     MirrorRow,
@@ -490,8 +491,13 @@ async def pushed_manifests(session: ReadSession, organisation: str) -> set[str]:
     return {str(manifest) for manifest in (await session.execute(query.distinct())).scalars()}
 
 
-async def mirrored_after(session: ReadSession, organisation: str, after: str, limit: int) -> list[str]:
-    """The next manifests, in digest order, that were ever mirrored for the organisation."""
+async def mirrored_after(
+    session: ReadSession, organisation: str, after: str, limit: int, holder: tuple[str, str] | None = None
+) -> list[str]:
+    """The next manifests, in digest order, that were ever mirrored for the organisation.
+
+    ``holder`` (cluster and node) selects the manifests that this agent holds.
+    """
     query = (
         select(MirrorSourceRow.manifest)
         .where(MirrorSourceRow.organisation == organisation, MirrorSourceRow.manifest > after)
@@ -499,6 +505,9 @@ async def mirrored_after(session: ReadSession, organisation: str, after: str, li
         .order_by(MirrorSourceRow.manifest)
         .limit(limit)
     )
+    if holder is not None:
+        is_its = and_(HoldingRow.cluster == holder[0], HoldingRow.node == holder[1])
+        query = query.where(exists().where(is_its, HoldingRow.manifest == MirrorSourceRow.manifest))
     return [str(manifest) for manifest in (await session.execute(query)).scalars()]
 
 

@@ -319,6 +319,21 @@ class TokenRow(Base):
     team: Mapped[str | None] = mapped_column(String(128))
 
 
+class PageSessionRow(Base):
+    """A log-in to the operator's page: the SHA-256 of its random id, and of the token that began it.
+
+    ``organisation`` is the organisation that an operator acts for.
+    """
+
+    __tablename__ = "page_sessions"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    token: Mapped[str] = mapped_column(String(64), index=True)
+    organisation: Mapped[str] = mapped_column(String(256))
+    created_at: Mapped[float]
+    expires_at: Mapped[float] = mapped_column(index=True)
+
+
 class TeamRow(Base):
     """A team. The id is 10 characters of ``[a-z0-9]``, never reused; other tables refer to the team by name."""
 

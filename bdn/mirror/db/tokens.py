@@ -47,7 +47,7 @@ class TokenTable:
             role=request.role.value,
             cluster=request.cluster,
             team=request.team,
-            digest=_digest_of(token),
+            digest=digest_of_token(token),
             created_at=now,
             expires_at=None if request.expires_seconds is None else now + request.expires_seconds,
             revoked_at=None,
@@ -74,10 +74,10 @@ class TokenTable:
             raise NotFoundError(f"token {token_id}")
         return _view(row)
 
-    async def valid(self, bearer: str) -> Token | None:
-        """The token, or None if it is unknown, revoked or expired. One statement."""
+    async def valid(self, digest: str) -> Token | None:
+        """The token with this SHA-256, or None if it is unknown, revoked or expired. One statement."""
         async with self.database.read() as session:
-            row = (await session.execute(select(TokenRow).where(TokenRow.digest == _digest_of(bearer)))).scalar()
+            row = (await session.execute(select(TokenRow).where(TokenRow.digest == digest))).scalar()
         if row is None or row.revoked_at is not None:
             return None
         if row.expires_at is not None and row.expires_at <= self.clock():
@@ -90,7 +90,7 @@ def is_token(bearer: str) -> bool:
     return _FORM.fullmatch(bearer) is not None
 
 
-def _digest_of(token: str) -> str:
+def digest_of_token(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
 

@@ -34,14 +34,19 @@ class Names:
     tombstone_seconds: float
     _turns: FairLimit = field(default_factory=lambda: FairLimit(1))  # searches
 
-    async def held(self, organisation: str, after: str, limit: int) -> HeldManifests:
-        """A page of the organisation's manifests after ``after`` that some tier holds."""
+    async def held(self, organisation: str, after: str, limit: int, holder: agents.Name | None = None) -> HeldManifests:
+        """A page of the organisation's manifests after ``after`` that some tier holds, or that one agent holds.
+
+        Of a ``holder`` the page names no other agents.
+        """
         async with self.database.read() as session:
-            digests = await mirrors.mirrored_after(session, organisation, after, limit + 1)
-            shown = await self._page(session, digests[:limit])
+            digests = await mirrors.mirrored_after(session, organisation, after, limit + 1, holder)
+            shown = digests[:limit] if holder else await self._page(session, digests[:limit])
+        items = await self._held(shown, organisation, holder)
         cursor = f"b3:{shown[-1]}" if len(shown) < len(digests) else None
-        items = await self._held(shown, organisation)
-        return HeldManifests(items=items, next_cursor=cursor, store=None if after else await self._store_use())
+        return HeldManifests(
+            items=items, next_cursor=cursor, store=None if after or holder else await self._store_use()
+        )
 
     async def held_of(self, organisation: str, wanted: Collection[str]) -> dict[str, HeldManifest]:
         """The manifests among these, ``b3:…``, that were mirrored for the organisation and that some tier holds."""
@@ -51,12 +56,14 @@ class Names:
         found = await self._held([digest for digest in digests if digest in own], organisation)
         return {one.manifest: one for one in found}
 
-    async def _held(self, digests: Sequence[str], organisation: str) -> list[HeldManifest]:
+    async def _held(
+        self, digests: Sequence[str], organisation: str, holder: agents.Name | None = None
+    ) -> list[HeldManifest]:
         async with self.database.read() as session:
             sources = await mirrors.sources_by_manifest(session, organisation, digests)
             published = await mirrors.readable(session, organisation, digests)
             evicted = await mirrors.restorable(session, organisation)
-            nodes = await agents.holdings_of(session, digests)
+            nodes = await agents.holdings_of(session, digests, holder)
         items = []
         for digest in digests:
             if digest in published or digest in nodes or digest in evicted:

@@ -24,6 +24,7 @@ from bdn.net.api_server import (
     EventStream,
     TimedProtocol,
     bind_tcp,
+    document_events,
     log_shortages,
     new_service,
     queued_bytes,
@@ -236,7 +237,7 @@ def app_of(told: Callable[[], AsyncGenerator[Order]]) -> FastAPI:
 
     @app.get("/events", status_code=200, response_class=EventStream, responses=EVENTS)
     async def events() -> EventStream:
-        return EventStream(told(), lambda order: order.count == 3)
+        return EventStream(document_events(told(), lambda order: order.count == 3))
 
     return app
 
