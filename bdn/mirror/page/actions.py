@@ -11,6 +11,7 @@ from bdn.core.errors import InvalidRequestError, NotFoundError
 from bdn.mirror.access.access import Caller
 from bdn.mirror.api import routes as api
 from bdn.mirror.page.eviction_view import confirmed, plan_request, restorable
+from bdn.mirror.page.operations import EVICTION
 from bdn.mirror.page.rendering import PATHS, path_of
 from bdn.mirror.page.routes import ThePage, Viewer, ViewersForm
 from bdn.mirror.page.sources import Sources
@@ -51,6 +52,7 @@ async def undo(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
     restored = [one for one in restorable(done, page.sources.now()) if await _restore(page.sources, caller, one)]
     if not restored:
         raise NotFoundError("anything of this eviction that can still be restored")
+    page.feeds.of(EVICTION, caller, {"id": done.id}).forget()
     return _to("eviction", done.id)
 
 

@@ -1,13 +1,14 @@
 """The views of training jobs: those that are active, and one with its phases, nodes, log and checkpoints."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
 from bdn.core.errors import NotFoundError
 from bdn.core.training.states import ACTIVE
 from bdn.mirror.access.access import Caller
+from bdn.mirror.page.job_nodes import NodeLine, lines_of_stages, slowest
 from bdn.mirror.page.job_view import (
     CheckpointLine,
     JobView,
@@ -19,13 +20,17 @@ from bdn.mirror.page.job_view import (
     weights_of,
 )
 from bdn.mirror.page.parts import Group, Part
-from bdn.mirror.page.rendering import Templates
+from bdn.mirror.page.rendering import Macros, Templates
 from bdn.mirror.page.sources import Sources
 from bdn.mirror.page.views import Asked, Show, View
+from bdn.wire.stage_schema import JobStage
 from bdn.wire.training_schema import PREFIX, LogQuery, TrainingJob, TrainingJobSearch
 
 _LINES: Final = 200
 _LISTED: Final = 200
+_NODES: Final = 1000
+_NODES_SHOWN: Final = 200
+_MANIFESTS: Final = 20  # of a job that is known by its stages alone
 _ID: Final = re.compile(r"[a-z0-9]{10}")
 
 
@@ -44,26 +49,46 @@ async def _read_all(sources: Sources, caller: Caller, asked: Asked) -> Show:
 
 
 async def _read_one(sources: Sources, caller: Caller, asked: Asked) -> Show:
-    """Raises ``NotFoundError`` for a job of which nothing is known, and for one of another team or organisation."""
-    job = await _found(sources, caller, asked["id"])
+    """A training job, or else what nodes stage under this name. Of both, what the caller may see."""
+    name, now = asked["id"], sources.now()
+    stages, _ = await sources.job_stages.of(caller, name, limit=_NODES)
+    job = await _found(sources, caller, name)
     if job is None:
-        raise NotFoundError(f"job {asked['job'][:200]}")
-    view = job_view(job, sources.now())
+        return _staged(name, lines_of_stages(stages, now), _weights_of_stages(stages), is_linked=caller.team is None)
+    view = job_view(job, now, stages)
     weights = await _weights(sources, caller, view)
     log = await _log(sources, caller, view)
     checkpoints = await _checkpoints(sources, caller, view)
 
     def show(templates: Templates) -> Iterator[Part | Group]:
-        macros = templates.macros("job_parts.html")
-        yield Part(macros.heading(view, caller.team is None))
-        yield Part(macros.weights(view, weights, caller.team is None))
-        yield Part(macros.ranks_title(view))
-        ranks = [Part(macros.rank(view, line, caller.team is None), "table") for line in view.ranks]
-        yield Group(macros.ranks_head(), ranks, "</tbody></table></div>")
-        yield Part(macros.checkpoints(checkpoints, caller.team is None))
+        macros, is_linked = templates.macros("job_parts.html"), caller.team is None
+        yield Part(macros.heading(view, is_linked))
+        yield Part(macros.weights(view, weights, is_linked))
+        yield Part(macros.nodes_title(len(view.ranks), _NODES_SHOWN))
+        yield _nodes(macros, view.ranks, is_linked=is_linked)
+        yield Part(macros.checkpoints(checkpoints, is_linked))
         yield Part(macros.log(log, _LINES))
 
     return show
+
+
+def _staged(name: str, lines: Sequence[NodeLine], manifests: Sequence[str], *, is_linked: bool) -> Show:
+    def show(templates: Templates) -> Iterator[Part | Group]:
+        macros, behind = templates.macros("job_parts.html"), slowest(lines)
+        yield Part(macros.staged_heading(name, behind, len(lines), manifests if is_linked else ()))
+        yield Part(macros.nodes_title(len(lines), _NODES_SHOWN))
+        yield _nodes(macros, lines, is_linked=is_linked)
+
+    return show
+
+
+def _nodes(macros: Macros, lines: Sequence[NodeLine], *, is_linked: bool) -> Group:
+    rows = [Part(macros.node(number, line, is_linked), "table") for number, line in enumerate(lines[:_NODES_SHOWN])]
+    return Group(macros.nodes_head(), rows, "</tbody></table></div>")
+
+
+def _weights_of_stages(stages: Sequence[JobStage]) -> list[str]:
+    return list(dict.fromkeys(manifest for stage in stages for manifest in stage.manifests))[:_MANIFESTS]
 
 
 async def _found(sources: Sources, caller: Caller, name: str) -> TrainingJob | None:
