@@ -18,7 +18,7 @@ export PIP_INDEX_URL := $(INDEX)
 export UV_DEFAULT_INDEX := $(INDEX)
 endif
 
-.PHONY: setup demo test quick debian-tests azurite prometheus fault training mutants check lint peers bench clean
+.PHONY: setup demo test quick debian-tests azurite browser prometheus fault training mutants screenshots check lint peers bench clean
 
 # More workers than cores: many tests wait for processes, sockets and clocks.
 PYTEST := $(VENV)/python -m pytest --dist worksteal -n 3
@@ -63,6 +63,20 @@ azurite:
 	    timeout 300 npm ci --prefix .azurite --silent --ignore-scripts --no-audit --no-fund --fetch-retries=1 && \
 	    node .azurite/node_modules/azurite/dist/src/blob/main.js --version >/dev/null && touch .azurite/.ready \
 	        || echo "azurite cannot be installed here: its tests are skipped" >&2
+
+# Chromium and axe-core, for tests of the operator's page, which are skipped where they cannot be had. No script of a package runs.
+browser:
+	@command -v chromium >/dev/null || \
+	    { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && apt-get install -qy --no-install-recommends chromium; } \
+	        || echo "Chromium cannot be installed here: its tests are skipped" >&2
+	@test -e .browser/.ready -a .browser/.ready -nt requirements/browser/package-lock.json && exit; \
+	mkdir -p .browser && cp requirements/browser/package*.json .browser && \
+	    timeout 300 npm ci --prefix .browser --silent --ignore-scripts --no-audit --no-fund --fetch-retries=1 && touch .browser/.ready \
+	        || echo "axe-core cannot be installed here: its tests are skipped" >&2
+
+# Pictures of each view of the page, in docs/screenshots: made when a view changes, not by the tests.
+screenshots: .venv/.tools browser
+	$(VENV)/python -m tests.browser.screenshots
 
 # promtool and Prometheus, for tests. The package is unpacked, not installed: installed, it starts a server that stays.
 prometheus:
@@ -109,7 +123,7 @@ debian-tests:
 	        || echo "$${one%:*} cannot be installed here: its tests are skipped" >&2; \
 	done
 
-test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite prometheus
+test: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite browser prometheus
 	$(PYTEST)
 
 # What needs no service of its own: seconds after a change, it says whether the parts still do what they promise each other.
@@ -138,7 +152,7 @@ lint: .venv/.tools
 	$(VENV)/lint-imports
 
 # Lint and the demo, with 100 MB, run beside the tests. What they say is shown if they fail, so that the tests' summary comes last.
-check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite prometheus
+check: .venv/.tools .venv-aws/.ready .venv-truss/.ready .venv-runtime/.ready debian-tests azurite browser prometheus
 	@said=$$(mktemp); { $(MAKE) -s lint && $(MAKE) -s demo DEMO=--shard-mib=6; } >$$said 2>&1 & beside=$$!; \
 	$(PYTEST); tests=$$?; \
 	wait $$beside || { cat $$said; echo "lint or demo failed: see above"; tests=1; }; \
@@ -148,4 +162,4 @@ bench: .venv/.tools peers
 	$(VENV)/python -m bench
 
 clean:
-	rm -rf .azurite .prometheus .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .azurite .browser .prometheus .venv .venv-aws .venv-truss .venv-runtime .venv-peers .venv-training .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -138,7 +138,8 @@ async def test_progress_in_heartbeats_that_stay_open__is_written_together(either
 
 
 @pytest.mark.parametrize(
-    ("boot", "state_at", "is_written"), [("b", 2.0, False), ("b", 3.0, True), ("b", None, True), ("earlier", 4.0, False)]
+    ("boot", "state_at", "is_written"),
+    [("b", 2.0, False), ("b", 3.0, True), ("b", None, True), ("earlier", 4.0, False)],
 )
 async def test_progress__is_not_written_over_a_later_state_of_its_node(
     either: MirrorUnderTest, boot: str, state_at: float | None, is_written: bool

@@ -163,6 +163,31 @@ async def test_show__has_the_error_of_a_job_and_its_ranks_with_the_slowest_first
         )
 
 
+async def test_show__of_a_job_that_starts_has_the_rate_of_each_rank_from_its_stage(user: User) -> None:
+    agents = await user.agents(3)
+    job = await user.created(3)
+    await user.looked()
+    for rank, agent in enumerate(agents[:2]):  # the third one's stage is not known yet
+        await agent.report(f"run:{job}:{rank}:stage", "STAGING", running=True, bytes_done=1, bytes_total=2000)
+    figures = ((500, 2000, 300), (1999, 2000, None))
+    for agent, (done, total, rate) in zip(agents, figures, strict=False):
+        stage: Json = {"id": "stg_1", "job": job, "mirror_id": None, "manifests": [], "state": "STAGING", "since": 0}
+        stage |= {"bytes_done": done, "bytes_total": total, "bytes_per_second": rate, "error": None}
+        await agent.beat(stages=[stage, {**stage, "job": "another", "bytes_per_second": 7}])
+
+    *_, header, first, second, third = await lines("show", job)
+    assert header == "RANK NODE STATE BYTES PERCENT RATE TIME LEFT"
+    assert first == "2 n2 STAGING 0 B - - -"
+    assert second == "0 n0 STAGING 500 B of 2 KB 25 % 300 B/s 5s"
+    assert third == "1 n1 STAGING 2 KB of 2 KB 99 % - -"
+
+    for rank, agent in enumerate(agents):
+        await agent.report(f"run:{job}:{rank}:stage", "STAGED", bytes_done=2000, bytes_total=2000)
+        await agent.report(f"run:{job}:{rank}:go", "RUNNING", running=True)
+    *_, header, _, _, _ = await lines("show", job)
+    assert header == "RANK NODE STATE BYTES"
+
+
 async def test_logs__print_each_line_once_and_in_order_over_all_pages(
     user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -491,7 +491,11 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
             costs.append(statements)
         assert answers[0] == answers[1], (method, path, template)
         assert costs[0] == costs[1], (method, path, template)
-        assert answers[0][0] == (200 if path.startswith(("/mirror?", "/events?", "/stages?")) else 404), (method, path, answers[0])
+        assert answers[0][0] == (200 if path.startswith(("/mirror?", "/events?", "/stages?")) else 404), (
+            method,
+            path,
+            answers[0],
+        )
         tally.add(scenarios=2, refused=1)
     assert (await world.ask("controller a", "GET", f"/manifests/{manifest}")).status_code == 200
     after = (await world.ask("controller a", "GET", "/mirror")).json()["items"]

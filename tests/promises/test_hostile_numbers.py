@@ -154,7 +154,15 @@ class Asker:
 
     async def look(self, said: str, *also: str) -> None:
         """Whatever shows what agents said answers."""
-        for path in ("/agents", "/clusters", "/manifests", "/metrics", "/events?limit=1000", "/stages?job=train", *also):
+        for path in (
+            "/agents",
+            "/clusters",
+            "/manifests",
+            "/metrics",
+            "/events?limit=1000",
+            "/stages?job=train",
+            *also,
+        ):
             self._note(await self.http.get(path), (200,), f"{path}, after {said}")
 
     def _note(self, answer: httpx2.Response, expected: Collection[int], said: str) -> None:

@@ -67,6 +67,7 @@ def _show(facts: _Facts, templates: Templates) -> Iterator[Part | Group]:
     yield Part(macros.heading(facts.sums, facts.cluster))
     if not facts.nodes:
         return
+    yield Part(macros.legend())
     shown = facts.nodes[:_MOST_CELLS]
     columns = max(10, math.ceil(math.sqrt(2 * len(shown))))
     cells = [
@@ -78,7 +79,7 @@ def _show(facts: _Facts, templates: Templates) -> Iterator[Part | Group]:
     first = (page - 1) * _ROWS
     rows = [Part(macros.row(_key("r", node), node), "table") for node in ranked[first : first + _ROWS]]
     head = macros.table_head(first + 1, first + len(rows), len(ranked))
-    yield Group(head, rows, "</tbody></table>")
+    yield Group(head, rows, "</tbody></table></div>")
     yield Part(macros.pager(facts.cluster, page, pages))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from bdn.core.units import counted, format_size
+from bdn.core.units import format_size
 from bdn.mirror.access.access import Caller
 from bdn.mirror.page.parts import Part
 from bdn.mirror.page.problems import Problem, damage, problems_of, problems_of_mirrors
@@ -65,7 +65,7 @@ def _figures(facts: _Facts) -> Iterator[tuple[str, str]]:
         return
     alive = [agent for agent in facts.agents if agent.alive]
     uses = [use for agent in alive for use in agent.tiers.values()]
-    yield "Agents", f"{len(alive)} of {counted(len(facts.agents), 'agent')} alive"
+    yield "Agents", f"{len(alive)} of {len(facts.agents)} alive"
     held, budget = sum(use.committed for use in uses), sum(use.budget for use in uses)
     yield "Held on nodes", f"{format_size(held)} of {format_size(budget)}"
     yield "Leased by stages", format_size(sum(use.leased for use in uses))
