@@ -92,7 +92,9 @@ async def test_which_node_is_slowest__for_a_job_that_another_scheduler_started(o
         await world.agent(node, "c", stages=[stage("slurm-42", done)]).beat()
 
     await find(opened.page, "slurm-42")
-    await expect(opened.page.get_by_text("The slowest node is c/n2: 20 % of its bytes, 10 B/s, 8s left.")).to_be_visible()
+    await expect(
+        opened.page.get_by_text("The slowest node is c/n2: 20 % of its bytes, 10 B/s, 8s left.")
+    ).to_be_visible()
 
 
 async def test_why_is_a_model_not_on_a_node(opened: Tab, world: PageWorld, manifest: str) -> None:
@@ -164,9 +166,9 @@ async def test_a_prefetch__is_begun_from_the_model_and_followed_to_its_end(
 
 
 async def test_a_mirror__goes_from_pending_to_ready_without_a_reload(opened: Tab, world: PageWorld, hub: Hub) -> None:
-    page, hub_file = opened.page, {"weights": noise(9 * MIB, 2)}
+    page, hub_file = opened.page, {"model.safetensors": noise(9 * MIB, 2)}
     hub.repo("org/first").commit(hub_file)
-    hub.repo("org/second").commit({"weights": noise(9 * MIB, 3)})
+    hub.repo("org/second").commit({"model.safetensors": noise(9 * MIB, 3)})
     hub.fail(stall(5 * MIB), origin="cdn", times=2)
     await opened.go("/ui/mirrors")
     await page.evaluate("window.stayed = true")
@@ -174,7 +176,9 @@ async def test_a_mirror__goes_from_pending_to_ready_without_a_reload(opened: Tab
     second = await world.mirror.begin(source("hf://org/second"))
 
     def card(mirror: Json, status: str):  # type: ignore[no-untyped-def]
-        return page.get_by_role("listitem").filter(has=page.get_by_role("link", name=mirror["id"])).filter(has_text=status)
+        return (
+            page.get_by_role("listitem").filter(has=page.get_by_role("link", name=mirror["id"])).filter(has_text=status)
+        )
 
     await expect(card(first, "SYNCING").get_by_role("img")).to_have_count(1)
     await expect(card(second, "PENDING")).to_have_count(1)
@@ -190,7 +194,9 @@ async def test_a_mirror_that_failed__says_what_to_do(opened: Tab, world: PageWor
     await world.mirror.mirror(source("hf://org/none"))
     await opened.go("/ui/mirrors")
 
-    await expect(opened.page.locator("#ended .problem")).to_contain_text("Set a secret or a role that may read the source")
+    await expect(opened.page.locator("#ended .problem")).to_contain_text(
+        "Set a secret or a role that may read the source"
+    )
 
 
 async def test_a_log__grows_while_somebody_looks(opened: Tab, world: PageWorld) -> None:
