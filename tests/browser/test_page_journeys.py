@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
+from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.wire.event_schema import NodeEvent
 from tests.doubles.faults import stall
 from tests.doubles.hub import Hub
 from tests.support.content.noise import MIB, noise
+from tests.support.mirror.page_operations import stage
 from tests.support.mirror.page_world import OPERATOR, PageWorld, page_world
 from tests.support.mirror.service import Json, source
 from tests.support.mirror.training_jobs import JobAgent, JobClient, spec
@@ -58,11 +60,6 @@ def holding(manifest: str, *jobs: str) -> Json:
     return {"manifest": manifest, "bytes": 3 * MIB, "sources": [SOURCE], "held_by": list(jobs)}
 
 
-def stage(job: str, done: int, **fields: object) -> Json:
-    given: Json = {"id": "stg_1", "job": job, "mirror_id": None, "manifests": [], "state": "STAGING", "since": 1e9}
-    return given | {"bytes_done": done, "bytes_total": 100, "bytes_per_second": 10, "error": None} | fields
-
-
 async def test_which_node_is_slowest_for_a_job(opened: Tab, world: PageWorld, manifest: str) -> None:
     agents = [JobAgent(world.mirror, f"n{number}") for number in range(3)]
     for agent in agents:
@@ -78,7 +75,7 @@ async def test_which_node_is_slowest_for_a_job(opened: Tab, world: PageWorld, ma
     await expect(page.get_by_role("listitem").filter(has_text="DEPLOYING")).to_have_attribute("aria-current", "step")
     rows = page.locator("#nodes tbody tr")
     assert [text.split()[0] for text in await rows.all_inner_texts()] == ["n1", "n2", "n0"]
-    await agents[1].beat(stages=[stage(job, 90)], reports=list(agents[1].running.values()))
+    await agents[1].beat(stages=[stage(job, 90, 100)], reports=list(agents[1].running.values()))
     await expect(page.get_by_text("The slowest node is c/n2 (rank 2): 50 % of its bytes")).to_be_visible()
     await page.get_by_role("link", name="n2", exact=True).click()
     await expect(page.get_by_role("heading", name="Node n2")).to_be_visible()
@@ -89,7 +86,7 @@ async def test_which_node_is_slowest_for_a_job(opened: Tab, world: PageWorld, ma
 
 async def test_which_node_is_slowest__for_a_job_that_another_scheduler_started(opened: Tab, world: PageWorld) -> None:
     for node, done in (("n1", 90), ("n2", 20)):
-        await world.agent(node, "c", stages=[stage("slurm-42", done)]).beat()
+        await world.agent(node, "c", stages=[stage("slurm-42", done, 100, bytes_per_second=10)]).beat()
 
     await find(opened.page, "slurm-42")
     await expect(
@@ -98,7 +95,13 @@ async def test_which_node_is_slowest__for_a_job_that_another_scheduler_started(o
 
 
 async def test_why_is_a_model_not_on_a_node(opened: Tab, world: PageWorld, manifest: str) -> None:
-    facts = {"tier": "node", "bytes": 3 * MIB, "stage": "stg_2", "job": "job-8", "newcomer": "hf://org/other"}
+    facts: dict[str, Fact] = {
+        "tier": "node",
+        "bytes": 3 * MIB,
+        "stage": "stg_2",
+        "job": "job-8",
+        "newcomer": "hf://org/other",
+    }
     event = Event.of("made_room", facts, manifest=manifest, organisation="default")
     dated = NodeEvent.of(replace(event, id="run/1", at=1_790_000_000.0))
     await world.agent("n2", "c").beat(events=[dated.model_dump()])
@@ -175,7 +178,7 @@ async def test_a_mirror__goes_from_pending_to_ready_without_a_reload(opened: Tab
     first = await world.mirror.begin(source("hf://org/first"))
     second = await world.mirror.begin(source("hf://org/second"))
 
-    def card(mirror: Json, status: str):  # type: ignore[no-untyped-def]
+    def card(mirror: Json, status: str) -> Locator:
         return (
             page.get_by_role("listitem").filter(has=page.get_by_role("link", name=mirror["id"])).filter(has_text=status)
         )

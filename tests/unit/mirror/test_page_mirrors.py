@@ -12,8 +12,8 @@ CREATED = datetime.fromtimestamp(NOW - 180, UTC)
 GATED = ErrorBody(code="GATED_SOURCE", message="hf://org/x is gated", retryable=False)
 
 
-def part(source: str = "hf://org/model", status: Any = "SYNCING", **fields: Any) -> MirrorSource:
-    return MirrorSource(source=source, mount_location="/models/m", status=status, **fields)
+def part(uri: str = "hf://org/model", status: Any = "SYNCING", **fields: Any) -> MirrorSource:
+    return MirrorSource(source=uri, mount_location="/models/m", status=status, **fields)
 
 
 def mirror(*sources: MirrorSource, status: Any = "SYNCING", **fields: Any) -> Mirror:
@@ -34,7 +34,7 @@ def test_a_running_mirror__has_percent_rate_and_time_left() -> None:
 
 
 def test_percent__is_unknown_without_a_total_and_100_only_when_ready() -> None:
-    whole = {"bytes_total": 5, "bytes_transferred": 5}
+    whole: dict[str, Any] = {"bytes_total": 5, "bytes_transferred": 5}
 
     assert mirror_view(mirror(part(), bytes_transferred=5), NOW).percent is None
     assert mirror_view(mirror(part(), **whole), NOW).percent == 99
@@ -43,7 +43,8 @@ def test_percent__is_unknown_without_a_total_and_100_only_when_ready() -> None:
 
 
 def test_the_slowest_source__has_the_smallest_part_done_and_is_named_only_among_several() -> None:
-    half, tenth = {"bytes_total": 10, "bytes_transferred": 5}, {"bytes_total": 1000, "bytes_transferred": 100}
+    half: dict[str, Any] = {"bytes_total": 10, "bytes_transferred": 5}
+    tenth: dict[str, Any] = {"bytes_total": 1000, "bytes_transferred": 100}
     view = mirror_view(mirror(part("hf://a/a", **half), part("hf://b/b", **tenth)), NOW)
     assert view.slowest is not None
     assert view.slowest.source == "hf://b/b"

@@ -72,7 +72,7 @@ def test_events__that_changed_nothing_are_left_out() -> None:
 
 
 def test_of_a_thousand_nodes__those_with_jobs_are_shown_and_the_rest_counted() -> None:
-    nodes = {f"n{number}": holding(*(["job-1"] if number == 999 else [])) for number in range(1000)}
+    nodes: dict[str, Any] = {f"n{number}": holding(*(["job-1"] if number == 999 else [])) for number in range(1000)}
     view = model_view(MANIFEST, [], held(**nodes), [])
 
     assert [line.name for line in view.places[:2]] == ["the mirror", "c/n999"]
