@@ -55,6 +55,7 @@ class EvictionView:
     items: tuple[ItemLine, ...]
     hidden: int
     holders: tuple[HeldBy, ...]
+    harm: str
     returns: tuple[str, ...]
     typed: str | None
     can_confirm: bool
@@ -83,6 +84,7 @@ def eviction_view(eviction: Eviction, held: Mapping[str, HeldManifest], now: flo
         items=tuple(_line(item, is_plan=request.dry_run) for item in shown[:ITEMS_SHOWN]),
         hidden=max(0, len(shown) - ITEMS_SHOWN),
         holders=_distinct(going),
+        harm=_harm(going),
         returns=tuple(_returns(eviction, held)) if request.dry_run else (),
         typed=_subject(request, eviction.items) if any(item.holders for item in going) else None,
         can_confirm=request.dry_run and is_over and bool(going),
@@ -170,6 +172,13 @@ def _holder(text: str, item: EvictedItem) -> HeldBy:
 
 def _distinct(items: Sequence[EvictedItem]) -> tuple[HeldBy, ...]:
     return tuple(dict.fromkeys(_holder(text, item) for item in items for text in item.holders))
+
+
+def _harm(items: Sequence[EvictedItem]) -> str:
+    """What the jobs that use the content lose."""
+    if any(item.holders and item.tier != "mirror" for item in items):
+        return "They lose the files on these nodes, and fail when they open them."
+    return "They keep the files that their nodes hold, and cannot fetch missing ones from the mirror."
 
 
 def _returns(eviction: Eviction, held: Mapping[str, HeldManifest]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.training.states import ACTIVE, Status
-from bdn.core.units import format_age, format_size, format_time
+from bdn.core.units import format_size, format_time
 from bdn.mirror.page.job_nodes import NodeLine, lines_of_ranks, slowest
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import Checkpoint
@@ -70,7 +70,7 @@ class JobView:
     nodes: int
     cluster: str | None
     mirror_id: str | None
-    age: str
+    created: str
     phases: tuple[Phase, ...]
     answer: str
     ranks: tuple[NodeLine, ...]
@@ -93,7 +93,7 @@ def job_view(job: TrainingJob, now: float, stages: Sequence[JobStage] = ()) -> J
         nodes=job.node_count,
         cluster=own.cluster,
         mirror_id=own.mirror_id,
-        age=format_age(max(0.0, now - job.created_at.timestamp())),
+        created=format_time(job.created_at.timestamp()),
         phases=_phases(status, own.ranks),
         answer=_answer(job, status, ranks),
         ranks=tuple(ranks),

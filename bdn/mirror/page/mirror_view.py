@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bdn.core.units import counted, format_age, format_duration, format_size, format_time
+from bdn.core.units import counted, format_duration, format_size, format_time
 from bdn.mirror.page.remedies import Problem, problem_of
 from bdn.wire.mirror_schema import TERMINAL, Mirror, MirrorSource, MirrorStatus
 
@@ -38,7 +38,6 @@ class MirrorView:
     bytes: str
     rate: str | None
     left: str | None
-    age: str
     created: str
     took: str | None
     files: str | None
@@ -53,7 +52,7 @@ class MirrorView:
         return self.id.replace("_", "-")
 
 
-def mirror_view(mirror: Mirror, now: float, *, listed: int | None = None) -> MirrorView:
+def mirror_view(mirror: Mirror, *, listed: int | None = None) -> MirrorView:
     """``listed``: show so many sources; None shows all."""
     lines = [_line(source, mirror.status) for source in mirror.sources]
     shown = lines if listed is None else lines[:listed]
@@ -68,7 +67,6 @@ def mirror_view(mirror: Mirror, now: float, *, listed: int | None = None) -> Mir
         bytes=_bytes(done, mirror.bytes_total),
         rate=f"{format_size(int(mirror.bytes_per_second))}/s" if mirror.bytes_per_second and is_running else None,
         left=None if mirror.eta_seconds is None else format_duration(mirror.eta_seconds),
-        age=format_age(max(0.0, now - created)),
         created=format_time(created),
         took=None if ended is None else format_duration(ended.timestamp() - created),
         files=None if mirror.files_total is None else counted(mirror.files_total, "file"),
@@ -79,9 +77,9 @@ def mirror_view(mirror: Mirror, now: float, *, listed: int | None = None) -> Mir
     )
 
 
-def listed_mirrors(mirrors: Iterable[Mirror], now: float) -> list[MirrorView]:
+def listed_mirrors(mirrors: Iterable[Mirror]) -> list[MirrorView]:
     """For the list: running ones first, then failed ones; each group as given."""
-    views = [mirror_view(mirror, now, listed=_LISTED_SOURCES) for mirror in mirrors]
+    views = [mirror_view(mirror, listed=_LISTED_SOURCES) for mirror in mirrors]
     return sorted(views, key=lambda view: _RANK[view.status])
 
 

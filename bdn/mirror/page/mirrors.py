@@ -7,7 +7,7 @@ from typing import Final, get_args
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.access.access import Caller
 from bdn.mirror.db.database import Cursor
-from bdn.mirror.page.mirror_view import MirrorView, listed_mirrors, mirror_view
+from bdn.mirror.page.mirror_view import listed_mirrors, mirror_view
 from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources
@@ -26,7 +26,7 @@ async def _read_all(sources: Sources, caller: Caller, asked: Asked) -> Show:
         found, following = await _page(sources, caller, asked)
     else:
         found, following = await _current(sources, caller)
-    views = listed_mirrors(found, sources.now())
+    views = listed_mirrors(found)
 
     def show(templates: Templates) -> Iterator[Part | Group]:
         macros = templates.macros("mirror_parts.html")
@@ -78,9 +78,7 @@ def _read_cursor(text: str) -> Cursor | None:
 
 
 async def _read_one(sources: Sources, caller: Caller, asked: Asked) -> Show:
-    view: MirrorView = mirror_view(
-        await sources.requests.get(asked["id"], caller.organisation, caller.team), sources.now()
-    )
+    view = mirror_view(await sources.requests.get(asked["id"], caller.organisation, caller.team))
 
     def show(templates: Templates) -> Iterator[Part | Group]:
         macros = templates.macros("mirror_parts.html")

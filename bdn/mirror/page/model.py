@@ -49,8 +49,9 @@ async def _read(sources: Sources, caller: Caller, asked: Asked) -> Show:
         yield Part(macros.heading(of, found.named, len(found.models) + len(found.others)))
         yield Part(macros.ask_node(of, asked["node"]))
         for number, one in enumerate(found.models):
-            yield Part(macros.model(number, one, is_operator, found.is_cut))
+            yield Part(macros.model(number, one, is_operator))
             yield Part(macros.actions(number, one, is_operator, found.clusters))
+            yield Part(macros.places(number, one, is_operator, found.is_cut))
         if found.others:
             yield Part(macros.others(found.others[:_LISTED], len(found.others)))
 

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bdn.mirror.db.database import Database
-from tests.support.mirror.page_world import GB, MODELS, PageWorld, fill, held
+from tests.support.mirror.page_world import GB, MODELS, PageWorld, fill, held, manifest_of
 from tests.support.mirror.service import Json
 from tests.support.mirror.training_jobs import JobAgent, JobClient, spec
 
@@ -21,9 +21,9 @@ def stage(job: str, done: int, total: int, **fields: Any) -> Json:
 async def fill_operations(world: PageWorld, nodes: int = 24) -> Mapping[str, str]:
     """``fill``, and operations of each kind. Returns the address of each view."""
     await fill(world, nodes)
-    job = await _job(world)
+    job, agent = await _job(world)
     source, kept = MODELS[1][0], MODELS[2][0]
-    plan = await world.mirror.ask("evictions", source=source, tier="mirror", dry_run=True, force=True)
+    plan = await _plan(world, job, agent)
     gone = await world.mirror.ask("evictions", source=kept, tier="mirror", force=True)
     prefetch = await world.mirror.ask("prefetches", source=source, cluster="iad-h200")
     failed = (await world.mirror.get("/mirror", status="FAILED"))["items"][0]["id"]
@@ -42,8 +42,18 @@ async def fill_operations(world: PageWorld, nodes: int = 24) -> Mapping[str, str
     }
 
 
-async def _job(world: PageWorld) -> str:
-    """A training job that stages on four nodes, one of them far behind."""
+async def _plan(world: PageWorld, job: str, agent: JobAgent) -> Json:
+    """A plan to evict what the job stages on one node, which has answered."""
+    source, place = MODELS[0][0], {"cluster": agent.state["cluster"], "node": agent.state["node"]}
+    plan = await world.mirror.ask("evictions", source=source, dry_run=True, force=True, **place)
+    item = {"tier": "node", "manifest": f"b3:{manifest_of(source)}", "bytes": _STAGED[2], "sources": [source], **place}
+    answer = {"id": plan["id"], "evict": {"items": [item | {"holders": [f"job {job} (stage stg_1)"]}]}}
+    await agent.beat(reports=[answer, *agent.running.values()], holdings=None)
+    return plan
+
+
+async def _job(world: PageWorld) -> tuple[str, JobAgent]:
+    """A training job that stages on four nodes, one of them far behind; and the agent of that node."""
     agents = [JobAgent(world.mirror, f"train-{rank}", cluster="iad-h200") for rank in range(len(_STAGED))]
     for agent in agents:
         await agent.beat()
@@ -59,7 +69,7 @@ async def _job(world: PageWorld) -> str:
         await agent.beat(stages=[told], reports=list(agent.running.values()), holdings=[holding])
     mirror = await world.add_mirror(MODELS[0][0], "READY", size=total, age=900)
     await _mirrored(world.mirror.service.requests.database, job, mirror)
-    return job
+    return job, agents[2]
 
 
 async def _mirrored(database: Database, job: str, mirror: str) -> None:

@@ -50,6 +50,8 @@ def test_a_plan__says_what_is_free_now_and_later_and_which_jobs_it_hurts() -> No
 
     assert (view.now, view.later, view.until) == ("20 B", "4 B", "2027-01-22 08:00:00Z")
     assert [(one.text, one.job) for one in view.holders] == [("job job-7 on n1", "job-7")]
+    assert "lose the files" in view.harm
+    assert "keep the files" in eviction_view(eviction(mirror_item("job-7 on n1")), {}, NOW).harm
     assert [line.place for line in view.items] == ["c/n1", "the mirror", "c/n2"]
     assert (view.typed, view.can_confirm, view.can_undo) == (SOURCE, True, False)
 
