@@ -17,6 +17,7 @@ from bench import (
     gateway,
     listings,
     memory,
+    page,
     peers_fill,
     pull_again,
     receiver,
@@ -63,6 +64,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "cache-summary": cache_summary.measure,
     "scale": scale.measure,
     "watchers": watchers.measure,
+    "page": page.measure,
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Final, Self
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -55,11 +55,37 @@ _PIECE: Final = 4 * 1024**2
 _MOST_BYTES: Final = 50_000_000_000  # that the hub's client downloads by HTTP (MAX_HTTP_DOWNLOAD_SIZE)
 _LARGEST_BODY: Final = 1024**2
 _ATTEMPTS: Final = 3  # while cached files change
-_PATIENCE_SECONDS: Final = 8.0  # of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
+_PATIENCE_SECONDS: Final = (
+    8.0  # then the client gets its first bytes, of 10 that the hub's client waits for a byte (HF_HUB_DOWNLOAD_TIMEOUT)
+)
 _LONGEST_SECONDS: Final = 3600.0  # for clients that repeat nothing
 _POLL_SECONDS: Final = 20.0
+_DROP: Final = 16  # bytes: a beginning lasts for 4 hours
+_DROP_SECONDS: Final = 4.0
+_FIRST_TIME: Final = "BDN copies this file from the hub for the first time"
 _PAUSE_SECONDS: Final = 5  # between two requests of a client, if the mirror does not know how long the copy takes
 _LONGEST_PAUSE_SECONDS: Final = 20  # the copy may be faster than expected
+Opening = asyncio.Future[FileIO | HubAnswer]  # the file, or why there is none
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of a file that a client requested, with status and headers of the answer."""
+
+    start: int
+    stop: int
+    status: int
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, wanted: str | None, headers: Mapping[str, str]) -> Self:
+        """``wanted`` is a Range header. Raises ``UnsatisfiableRangeError``."""
+        size = int(headers["content-length"])
+        part = parse_range(wanted, size)
+        if part is None:
+            return cls(0, size, 200, headers)
+        length = {"content-length": str(part.stop - part.start), "content-range": format_content_range(part, size)}
+        return cls(part.start, part.stop, 206, {**headers, **length})
 
 
 @dataclass(frozen=True)
@@ -90,16 +116,13 @@ class Gateway:
         return response
 
     async def _respond(self, request: Request) -> Response:
-        until = asyncio.get_running_loop().time() + (_PATIENCE_SECONDS if _repeats(request) else _LONGEST_SECONDS)
         asked = await _asked(request)
-        answer = await self._answer(asked, request, until)
-        if answer.is_pending:
-            return _come_again(answer.eta_seconds)
+        answer = await self.client.ask_hub(asked, 0)
         if self._is_too_large(asked, answer) and request.scope["server"][1] != self.other_port:
             return self._elsewhere(answer, request)
-        if answer.content is None:
+        if answer.content is None and not answer.is_pending:
             return _response(answer, request)
-        return await self._file(answer, answer.content, request.headers.get("range"), until)
+        return await self._file(asked, answer, request)
 
     def _is_too_large(self, asked: HubRequest, answer: HubAnswer) -> bool:
         is_file = asked.method == "HEAD" and answer.status == 200
@@ -116,50 +139,69 @@ class Gateway:
         del response.headers["content-length"]
         return response
 
-    async def _answer(self, asked: HubRequest, request: Request, until: float) -> HubAnswer:
-        """Waits for the copy of a file, as long as its client does."""
-        loop = asyncio.get_running_loop()
-        while True:
-            answer = await self.client.ask_hub(asked, min(_POLL_SECONDS, max(0.0, until - loop.time())))
-            if not answer.is_pending or loop.time() >= until or await request.is_disconnected():
-                return answer
-
-    async def _file(self, answer: HubAnswer, content: HubContent, wanted: str | None, until: float) -> Response:
-        size, headers = content.size, dict(answer.headers)
+    async def _file(self, asked: HubRequest, answer: HubAnswer, request: Request) -> Response:
         try:
-            part = parse_range(wanted, size)
+            part = _Part.of(request.headers.get("range"), answer.headers)
         except UnsatisfiableRangeError:
+            size = answer.headers["content-length"]
             said = "no byte of the file is in this range"
-            return _refusal(416, said, {**headers, "content-range": f"bytes */{size}"})
-        start, stop, status = 0, size, 200
-        if part is not None:
-            start, stop, status = part.start, part.stop, 206
-            headers["content-range"] = format_content_range(part, size)
-        headers["content-length"] = str(stop - start)
-        if not size:
-            return Response(b"", status, headers)
-        opening: asyncio.Future[FileIO] = asyncio.get_running_loop().create_future()
-        self.background.start(self._open_for(opening, content), "hub gateway: fill")
-        await asyncio.wait([opening], timeout=max(0.0, until - asyncio.get_running_loop().time()))
-        if not opening.done():
-            opening.cancel()
-            return _come_again(None)
-        return StreamingResponse(self._sent(opening.result(), start, stop), status, headers)
-
-    async def _open_for(self, opening: asyncio.Future[FileIO], content: HubContent) -> None:
-        """Fill to the end, also if the client does not wait: it comes again."""
+            return _refusal(416, said, {**answer.headers, "content-range": f"bytes */{size}"})
+        if part.start == part.stop:
+            return Response(b"", part.status, part.headers)
+        opening: Opening = asyncio.get_running_loop().create_future()
+        self.background.start(self._open_for(opening, asked, answer), "hub gateway: fill")
         try:
-            file = await self._opened(content)
+            await self._wait(opening, request, _PATIENCE_SECONDS)
+            if not opening.done():
+                return await self._late(opening, asked, request, part)
+            return self._opened_answer(opening.result(), request, part)
+        except BaseException:
+            opening.cancel()
+            raise
+
+    async def _late(self, opening: Opening, asked: HubRequest, request: Request, part: _Part) -> Response:
+        """For a client that would give up without a byte."""
+        begun = await self.client.ask_hub(asked.model_copy(update={"beginning_at": part.start}), 0)
+        if beginning := begun.beginning[: part.stop - part.start - 1]:  # the last byte comes from the verified file
+            headers = {**part.headers, "x-hf-warning": f"bdn; {_FIRST_TIME}"}
+            return StreamingResponse(self._slowly(opening, beginning, part), part.status, headers)
+        if not _repeats(request):
+            await self._wait(opening, request, _LONGEST_SECONDS)
+        if opening.done():
+            return self._opened_answer(opening.result(), request, part)
+        opening.cancel()
+        return _come_again(begun.eta_seconds)
+
+    def _opened_answer(self, found: FileIO | HubAnswer, request: Request, part: _Part) -> Response:
+        if isinstance(found, HubAnswer):
+            return _response(found, request)
+        return StreamingResponse(self._sent(found, part.start, part.stop), part.status, part.headers)
+
+    async def _wait(self, opening: Opening, request: Request, seconds: float) -> None:
+        """Until the file is open, the client is gone, or the time is over."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not opening.done() and (left := until - loop.time()) > 0 and not await request.is_disconnected():
+            await asyncio.wait([opening], timeout=min(_POLL_SECONDS, left))
+
+    async def _open_for(self, opening: Opening, asked: HubRequest, answer: HubAnswer) -> None:
+        """Wait for the mirror's copy while the client does; fill to the end, also without the client: it comes again."""
+        try:
+            while answer.is_pending and not opening.done():
+                answer = await self.client.ask_hub(asked, _POLL_SECONDS)
+            if answer.is_pending:
+                return
+            found = answer if answer.content is None else await self._opened(answer.content)
         except Exception as error:
             if not isinstance(error, BdnError):
                 logger.exception("a file of the hub gateway is not filled because of a bug")
             if not opening.done():
                 opening.set_exception(error if isinstance(error, BdnError) else InternalError(repr(error)))
         else:
-            if opening.done():
-                file.close()
-            else:
-                opening.set_result(file)
+            if not opening.done():
+                opening.set_result(found)
+            elif isinstance(found, FileIO):
+                found.close()
 
     async def _opened(self, content: HubContent) -> FileIO:
         """Fill the file, and open it: an open file stays readable when the cache evicts it."""
@@ -181,6 +223,36 @@ class Gateway:
         finally:
             await cache.leave(holder.stage_id)
         raise DiskFailedError(str(cache.files.whole.places.file(digest)), "the file changes again and again")
+
+    async def _slowly(self, opening: Opening, beginning: bytes, part: _Part) -> AsyncIterator[bytes]:
+        """A few bytes at a time keep the client waiting; the rest comes when the file is verified and open.
+
+        Ends early, so that the client's connection is closed, if the file is not copied, or begins with other bytes.
+        """
+        sent = 0
+        try:
+            while not opening.done() and sent < len(beginning):
+                yield beginning[sent : sent + _DROP]
+                sent = min(sent + _DROP, len(beginning))
+                await asyncio.wait([opening], timeout=_DROP_SECONDS)
+            await asyncio.wait([opening], timeout=_POLL_SECONDS)
+        finally:
+            opening.cancel()
+        try:
+            found = None if opening.cancelled() else opening.result()
+        except BdnError as error:
+            logger.warning("closing the connection of a client of the hub gateway: %s", error)
+            return
+        if not isinstance(found, FileIO):
+            reason = "the copy takes too long" if found is None else found.headers.get("x-error-message", found.status)
+            logger.warning("closing the connection of a client of the hub gateway: %s", reason)
+            return
+        if await in_thread(os.pread, found.fileno(), sent, part.start) != beginning[:sent]:
+            logger.warning("closing the connection of a client of the hub gateway: the copy had wrong bytes at first")
+            found.close()
+            return
+        async for piece in self._sent(found, part.start + sent, part.stop):
+            yield piece
 
     async def _sent(self, file: FileIO, start: int, stop: int) -> AsyncIterator[bytes]:
         with file:
@@ -250,8 +322,7 @@ def _repeats(request: Request) -> bool:
 def _come_again(eta_seconds: float | None) -> Response:
     """The hub's client repeats such a request five times."""
     seconds = min(_LONGEST_PAUSE_SECONDS, _PAUSE_SECONDS if eta_seconds is None else int(eta_seconds))
-    said = "BDN copies this file from the hub for the first time"
-    return _refusal(429, said, {"retry-after": str(seconds), "x-hf-warning": f"bdn; {said}"})
+    return _refusal(429, _FIRST_TIME, {"retry-after": str(seconds), "x-hf-warning": f"bdn; {_FIRST_TIME}"})
 
 
 def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -157,6 +157,7 @@ class Client:
 
         Example::
 
-            slowest = client.stages("train-42")[0]
+            for stage in client.stages("train-42"):
+                print(stage.node, stage.state, stage.eta_seconds)
         """
         return self._thread.run(self._client.stages(job))

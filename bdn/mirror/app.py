@@ -35,6 +35,7 @@ from bdn.mirror.db.secrets import Keyring, SecretTable
 from bdn.mirror.db.tokens import TokenTable
 from bdn.mirror.db.training import active_jobs
 from bdn.mirror.db.waiting import Watch, in_background, repeated
+from bdn.mirror.hub.copies import GatewayCopies
 from bdn.mirror.hub.gateway import GatewayRules, HubGateway
 from bdn.mirror.ingest.copier import Copier
 from bdn.mirror.ingest.progress import CopyProgress
@@ -303,15 +304,16 @@ async def open_mirror(
         hub_threads = ThreadPoolExecutor(_HUB_REQUESTS, "hub-gateway")
         stack.push_async_callback(asyncio.to_thread, hub_threads.shutdown, cancel_futures=True)
         forwarder = HubForwarder(upstreams, hub_threads)
-        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, metrics.bypassing_tokens.inc)
-        await stack.enter_async_context(gateway.running())
-        names = Names(database, store, settings.tombstone_seconds)
+        copies = GatewayCopies(requests, settings.gateway_organisation, settings.gateway_secret)
+        await stack.enter_async_context(copies.running())
+        gateway = HubGateway(GatewayRules.of(settings), forwarder, requests, copies, metrics.bypassing_tokens.inc)
         job_stages = JobStages(database)
+        names = Names(database, store, settings.tombstone_seconds)
         services = (
             requests,
             asked,
             heartbeats,
-            JobStages(database),
+            job_stages,
             events,
             collections,
             secrets,

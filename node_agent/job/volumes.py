@@ -235,7 +235,8 @@ class JobVolumes:
             logger.warning("dropped checkpoints that were never complete", extra=facts)
         while not volume.is_gone:
             try:
-                await self._remove(volume)
+                async with self._lock:  # ``_renew`` writes into the folders of all volumes of a job
+                    await self._remove(volume)
             except BdnError as error:
                 logger.warning("cannot remove job volume %s; retrying in a minute: %s", volume.record.id, error)
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -413,7 +414,8 @@ class JobVolumes:
     async def _give_up(self, volume: Volume) -> None:
         """Also removes a volume that could not be opened and so has no syncer."""
         if volume.syncer is None:
-            await self._remove(volume)
+            async with self._lock:
+                await self._remove(volume)
         elif not volume.given_up.is_set():
             facts = {"job": volume.record.job, "bytes": volume.unsynced_bytes, "error": str(volume.syncer.error)}
             logger.warning("dropping checkpoints that could not be pushed for too long", extra=facts)

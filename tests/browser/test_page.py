@@ -178,5 +178,5 @@ async def test_session_that_ends__is_said_on_the_open_page(opened: Tab, world: P
     [one] = [item["id"] for item in listed if item["name"] == "viewer"]
     await world.mirror.http.delete(f"/tokens/{one}")
 
-    await expect(opened.page.get_by_role("alert")).to_contain_text("session has ended", timeout=30_000)
+    await expect(opened.page.get_by_role("alert")).to_contain_text("session has ended")
     opened.complaints.clear()  # Chromium names the status 401 of the stream that reconnects

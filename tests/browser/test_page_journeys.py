@@ -157,6 +157,9 @@ async def test_a_prefetch__is_begun_from_the_model_and_followed_to_its_end(
     agent, page = world.agent("n1", "c"), opened.page
     await agent.beat()
     await opened.go(f"/ui/model?of={SOURCE}")
+    await expect(page.get_by_label("To cluster").locator("option[value=c]")).to_have_count(
+        1
+    )  # agents may be a second old
     await page.get_by_role("button", name="Prefetch").click()
     await expect(page.get_by_text("0 of 1 node have it")).to_be_visible()
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
+from bdn.core.chunk import CHUNK_SIZE
 from tests.doubles.content import GeneratedContent
 from tests.doubles.faults import Fault, answer, drop, flip_byte, hang, stall
 from tests.doubles.hub import Hub
@@ -300,6 +301,34 @@ def test_client__waits_for_a_copy_that_takes_longer_than_its_patience(site: Site
         whole = running.result()
 
     assert whole["files"] == DIGESTS
+
+
+def test_client__has_first_bytes_of_a_copy_that_takes_longer_than_its_patience(site: Site) -> None:
+    repository = site.new({LARGE: FILES[LARGE]})
+    site.hub.log.clear()
+    site.hub.stall_again()
+    site.hub.fail(stall(at=MIB), origin="cdn", skip=1)  # one of two chunks arrives
+    gateway = site.gateways[NODES[0]]
+    url = f"{gateway}/{repository.repo_id}/resolve/main/{LARGE}"
+
+    def resumed(start: int) -> bytes | None:
+        """What a client gets that has the bytes before; None if it is to repeat the request."""
+        headers = {"User-Agent": "unknown/None; hf_hub/2.4.0", "Range": f"bytes={start}-"}
+        with client() as http, http.stream("GET", url, headers=headers) as reply:
+            got = []
+            for piece in reply.iter_bytes() if reply.status_code == 206 else ():
+                got.append(piece)
+                site.hub.release_stalled()
+            return b"".join(got) or None
+
+    with ThreadPoolExecutor(3) as threads:
+        running = threads.submit(site.user(gateway).call, "snapshot", repo_id=repository.repo_id)
+        parts = dict(zip((0, CHUNK_SIZE), threads.map(resumed, (0, CHUNK_SIZE)), strict=True))
+        whole = running.result()
+
+    begun = {start: part for start, part in parts.items() if part is not None}
+    assert begun == {start: FILES[LARGE][start:] for start in begun} != {}
+    assert (whole["files"], site.content_bytes) == ({LARGE: DIGESTS[LARGE]}, len(FILES[LARGE]))
 
 
 def test_dataset__is_loaded_whole_and_streaming(site: Site, is_xet: bool) -> None:

@@ -351,7 +351,7 @@ def test_an_interrupted_pull_leaves_no_directory_and_the_next_one_is_whole(shell
 
 # --- the examples of the documentation ---
 
-DOCUMENTS = ("Mirror", "Pulled")  # answers of the services, which the contract describes
+DOCUMENTS = ("JobStage", "Mirror", "Pulled")  # answers of the services, which the contract describes
 
 
 def blocks() -> list[str]:
@@ -363,7 +363,7 @@ def documented() -> dict[str, str]:
     """The example of each public name that does something."""
     found = {name: getattr(bdn.client, name) for name in bdn.client.__all__ if name not in DOCUMENTS}
     for name in ("Client", "AsyncClient"):
-        found |= {f"{name}.{method}": getattr(found[name], method) for method in ("pull", "mirror", "stage")}
+        found |= {f"{name}.{method}": getattr(found[name], method) for method in ("pull", "mirror", "stage", "stages")}
     return {name: textwrap.dedent((getdoc(one) or "").partition("Example::\n")[2]) for name, one in found.items()}
 
 

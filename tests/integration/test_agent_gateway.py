@@ -353,6 +353,56 @@ async def test_a_fill_goes_on_without_its_client(rig: Rig, mirror: AgentMirror, 
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node_agent.gateway._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("node_agent.gateway._POLL_SECONDS", 0.2)
+    monkeypatch.setattr("node_agent.gateway._DROP_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("headers", [HUBS_OWN, {"User-Agent": "hf-hub/0.4"}, {**HUBS_OWN, "Range": "bytes=70000-"}])
+async def test_a_client_gets_first_bytes_while_the_file_is_copied_and_then_the_rest(
+    rig: Rig, mirror: AgentMirror, manifest: Manifest, impatient: None, headers: dict[str, str]
+) -> None:
+    mirror.offer(f"{AT}weights", manifest, "weights", is_pending=True)
+    mirror.hub_beginnings[f"{AT}weights"] = WEIGHTS[:100_000]
+    start = int(headers.get("Range", "bytes=0-")[6:-1])
+    async with gateway(rig) as (_, client), client.stream("GET", f"{AT}weights", headers=headers) as answer:
+        assert answer.status_code == (206 if start else 200)
+        assert answer.headers["content-length"] == str(len(WEIGHTS) - start)
+        assert answer.headers["x-hf-warning"].startswith("bdn; ")
+        got = b""
+        async for piece in answer.aiter_bytes():
+            got += piece
+            if len(got) >= 48:
+                mirror.copied.set()
+        assert got == WEIGHTS[start:]
+
+
+@pytest.mark.parametrize("case", ["failed", "wrong", "exhausted"])
+async def test_first_bytes_are_no_whole_file_if_the_copy_fails_or_differs(
+    rig: Rig, mirror: AgentMirror, manifest: Manifest, impatient: None, case: str
+) -> None:
+    target = f"{AT}a.json"
+    mirror.offer(target, manifest, "a.json", is_pending=True)
+    mirror.hub_beginnings[target] = b"not what" if case == "wrong" else FILES["a.json"]
+    async with gateway(rig) as (_, client), client.stream("GET", target, headers=HUBS_OWN) as answer:
+        assert answer.status_code == 200
+        if case == "failed":
+            mirror.hub_answers[target] = HubAnswer(status=504, headers={"x-error-message": "the hub is gone"})
+        if case == "wrong":
+            mirror.copied.set()
+        with pytest.raises(httpx2.TransportError):
+            await answer.aread()
+
+
+async def test_a_client_of_first_bytes_that_goes_ends_the_requests(
+    rig: Rig, mirror: AgentMirror, manifest: Manifest, impatient: None
+) -> None:
+    mirror.offer(f"{AT}weights", manifest, "weights", is_pending=True)
+    mirror.hub_beginnings[f"{AT}weights"] = WEIGHTS[:100_000]
+    async with gateway(rig) as (_, client):
+        reader, writer = await connected(client, f"GET {AT}weights HTTP/1.1")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+        await quiet(lambda: len(mirror.hub_requests), client.get)
+    assert mirror.requests == 0
 
 
 async def test_a_pending_copy_has_the_hub_s_client_come_again(
@@ -377,6 +427,8 @@ async def test_a_pending_copy_is_waited_for_by_clients_that_repeat_nothing(
     rig: Rig, mirror: AgentMirror, manifest: Manifest, impatient: None, headers: dict[str, str]
 ) -> None:
     mirror.offer(f"{AT}a.json", manifest, "a.json", is_pending=True)
+    if "Range" in headers:  # a part of one byte has no beginning that may be sent
+        mirror.hub_beginnings[f"{AT}a.json"] = FILES["a.json"]
     async with gateway(rig) as (_, client):
         waiting = asyncio.create_task(client.get(f"{AT}a.json", headers=headers))
         await until(lambda: len(mirror.hub_requests) > 2)  # longer than the hub's client would wait

@@ -215,6 +215,33 @@ async def test_volume__removal_fails_after_its_push__is_removed_at_the_next_try(
         assert (failures, agent.volumes.all(), volume.folder.exists()) == ([], [], False)
 
 
+async def test_create__with_a_later_grant_while_an_ended_run_is_removed__waits_for_the_removal(
+    rig: Rig, mirror: AgentMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soon, discarded, may_go_on = time.time() + 1000, asyncio.Event(), threading.Event()
+    async with rig.agent() as agent:
+        ended = await agent.volumes.create(pushing(mirror, "job-1", soon))
+        discard, loop = agent.volumes.trash.discard, asyncio.get_running_loop()
+
+        def discarding(path: Path) -> bool:
+            is_found = discard(path)
+            if path == ended.folder:
+                loop.call_soon_threadsafe(discarded.set)
+                may_go_on.wait()
+            return is_found
+
+        monkeypatch.setattr(agent.volumes.trash, "discard", discarding)
+        await agent.volumes.end(ended)
+        await discarded.wait()
+        async with asyncio.TaskGroup() as group:
+            creating = group.create_task(agent.volumes.create(pushing(mirror, "job-2", soon + 100)))
+            try:
+                await asyncio.wait({creating}, timeout=0.2)  # without the rule it fails here
+            finally:
+                may_go_on.set()
+        assert agent.volumes.all() == [creating.result()]
+
+
 def fails() -> None:
     raise DiskFailedError("scratch", "the disk says no")
 

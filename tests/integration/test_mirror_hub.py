@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 import httpx2
 import pytest
 
+from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import NotFoundError
 from bdn.wire.hub_schema import HubAnswer
 from tests.doubles.faults import Fault, answer, cut, drop, flip_byte, hang, rate_limited, stall
@@ -58,7 +59,7 @@ def model(hub: Hub) -> HubRepository:
 
 
 async def ask(
-    mirror: MirrorUnderTest, target: str, token: str | None = None, *, wait: float = LONGEST_SECONDS, **more: str
+    mirror: MirrorUnderTest, target: str, token: str | None = None, *, wait: float = LONGEST_SECONDS, **more: str | int
 ) -> HubAnswer:
     """What a client with this token gets."""
     body = {"method": "GET", "target": target, **more, **({"authorization": f"Bearer {token}"} if token else {})}
@@ -387,8 +388,9 @@ async def test_files_asked_one_after_the_other_end_as_one_manifest(
 
 
 async def test_files_asked_while_a_copy_runs_are_in_the_next(
-    gateway: MirrorUnderTest, hub: Hub, model: HubRepository
+    gateway: MirrorUnderTest, hub: Hub, model: HubRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("bdn.mirror.hub.copies._NEXT_SECONDS", LONGEST_SECONDS)
     model.commit({"late.bin": b"late", "later.bin": b"later"})
     hub.fail(stall(), origin="cdn")
     first = asyncio.create_task(ask(gateway, file("model.safetensors")))
@@ -406,6 +408,48 @@ async def test_files_asked_while_a_copy_runs_are_in_the_next(
     assert [await given(gateway, answered) for answered in answers] == [b"late", b"later", b"{}"]
     assert len({answered.content.manifest for answered in answers if answered.content}) == 1
     assert gateway.count("mirrors") == 2
+
+
+async def test_a_copy_that_takes_long_holds_up_no_other_file(
+    gateway: MirrorUnderTest, hub: Hub, model: HubRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bdn.mirror.hub.copies._NEXT_SECONDS", 0.01)
+    hub.fail(stall(), origin="cdn")
+    first = asyncio.create_task(ask(gateway, file("model.safetensors")))
+    await until(lambda: hub.log.count(origin="cdn"))
+    assert await given(gateway, await ask(gateway, file("config.json"))) == b"{}"
+    assert (await ask(gateway, file("model.safetensors"), wait=0)).is_pending
+    hub.release_stalled()
+    assert await given(gateway, await first) == WEIGHTS
+    together = [await ask(gateway, file(path)) for path in ("a/b.txt", "config.json", "model.safetensors")]
+    assert len({answered.content.manifest for answered in together if answered.content}) == 1
+    assert hub.log.count(origin="cdn") == 1
+
+
+@pytest.mark.parametrize("private", [False, True])
+async def test_a_file_that_is_being_copied_has_a_beginning_for_callers_that_may_read_it(
+    gateway: MirrorUnderTest, hub: Hub, private: bool
+) -> None:
+    large, places = noise(2 * CHUNK_SIZE + 3, 5), (0, CHUNK_SIZE, 2 * CHUNK_SIZE)
+    hub.repo("org/new", private=private).commit({"large": large})
+    hub.fail(stall(), origin="cdn", skip=1)
+    target, token = file("large", repo_id="org/new"), hub.token
+    begun: dict[int, bytes] = {}
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while not begun:
+            for at in places:
+                answered = await ask(gateway, target, token, wait=0.1, beginning_at=at)
+                assert answered.is_pending
+                assert answered.headers["content-length"] == str(len(large))
+                begun |= {at: answered.beginning} if answered.beginning else {}
+    for at, beginning in begun.items():
+        assert beginning == large[at : at + 65_536]
+    refused = await ask(gateway, target, wait=0, beginning_at=min(begun))
+    assert bool(refused.beginning) is not private
+    assert not (await ask(gateway, target, token, wait=0, beginning_at=3 * CHUNK_SIZE)).beginning
+    hub.release_stalled()
+    whole = await ask(gateway, target, token, beginning_at=CHUNK_SIZE - 1)
+    assert (whole.beginning, await given(gateway, whole)) == (large[CHUNK_SIZE - 1 : CHUNK_SIZE], large)
 
 
 async def test_a_copy_that_fails_is_said_with_its_reason_and_not_repeated_within_its_pause(
@@ -427,7 +471,7 @@ async def test_a_copy_that_fails_is_said_with_its_reason_and_not_repeated_within
 async def test_a_copy_that_failed_is_tried_again_after_its_pause(
     gateway: MirrorUnderTest, hub: Hub, model: HubRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bdn.mirror.hub.gateway._FAILED_SECONDS", 0.0)
+    monkeypatch.setattr("bdn.mirror.hub.copies._FAILED_SECONDS", 0.0)
     hub.fail(answer(403), origin="cdn", times=None)
     await ask(gateway, file("model.safetensors"))
     hub.script.clear()

@@ -11,13 +11,16 @@ from typing import Any, Final
 import click
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from bdn.cli.output import exit_code_of
 from bdn.core import errors
 from bdn.core.errors import BdnError
+from bdn.mirror.page.app import ROUTERS
 from bdn.mirror.page.remedies import REMEDIES
+from bdn.mirror.page.routes import VIEWS
 from bdn.mirror.settings import MirrorSettings
 from bdn.settings import ClientSettings
 from bdn.wire.mirror_schema import Mirror, WeightsSourceBody
@@ -96,6 +99,25 @@ async def test_every_call_of_the_mirror_has_its_row(idle: MirrorUnderTest) -> No
     document = (await idle.http.get("/openapi.json")).json()
     assert routes(section) == offered(document)
     check_description(document, "post_mirror", "get_mirror_by_id_events", "head_chunks_by_digest")
+
+
+def test_every_page_and_form_of_the_mirror_has_its_row() -> None:
+    found = {
+        (row[0].strip("`"), frozenset(quoted(row[2]))) for row in rows("page | who | query | form | shows or does")
+    }
+    views = {("GET " + view.path, frozenset(view.asked)) for view in VIEWS}
+    offered = {
+        f"{method} {route.path}"
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods or ()
+    }
+    live = {f"GET /ui/live/{view.name}" for view in VIEWS}
+
+    assert views <= found
+    assert live <= offered
+    assert {call for call, _ in found} == offered - live | {"GET /ui/live/{view}"}
 
 
 async def test_every_call_of_the_agent_has_its_row(agents_mirror: AgentMirror, tmp_path: Path) -> None:

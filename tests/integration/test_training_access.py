@@ -7,7 +7,7 @@ import httpx2
 
 from bdn.mirror.db import projects
 from tests.support.mirror.service import Json, MirrorUnderTest, mirror_under_test, refusal
-from tests.support.mirror.training_jobs import CPUS, spec
+from tests.support.mirror.training_jobs import CPUS, JobAgent, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -19,6 +19,46 @@ async def token(mirror: MirrorUnderTest, role: str, **fields: str) -> dict[str, 
     made = await mirror.http.post("/tokens", json=body)
     assert made.status_code == 201, made.text
     return {"Authorization": f"Bearer {made.json()['token']}"}
+
+
+async def test_the_stages_of_a_job__are_seen_by_those_who_see_the_job_and_for_its_own_mirror_alone(
+    upstreams: None, tmp_path: Path
+) -> None:
+    """A caller without a team creates a job in a team's project, so its mirror is the organisation's, not the team's."""
+    async with mirror_under_test(
+        tmp_path / "mirror", auth="token", token=OPERATOR, bearer=OPERATOR, work=False
+    ) as mirror:
+        database = mirror.service.requests.database
+        for team in ("research", "other"):
+            await mirror.http.post("/teams", json={"name": team}, headers={"BDN-Organisation": "acme"})
+        async with database.write() as session:
+            project = (await projects.project(session, "acme", "research", "llama", database.now())).id
+        research, other = [await token(mirror, "controller", team=team) for team in ("research", "other")]
+        whole, rival = await token(mirror, "controller"), await token(mirror, "controller", organisation="rival")
+        agent = JobAgent(mirror, "n1")
+        await agent.beat()
+        path = f"/v1/training_projects/{project}/jobs"
+        created = await mirror.http.post(path, headers=whole, json={"training_job": spec()})
+        job = created.json()["training_job"]["id"]
+        for _ in range(2):
+            await mirror.service.controller.look()
+        own = (await mirror.http.get(f"{path}/{job}", headers=whole)).json()["training_job"]["bdn"]["mirror_id"]
+        stages = [
+            {
+                "id": f"stg_{number}",
+                "job": job,
+                "mirror_id": mirror_id,
+                "manifests": [],
+                "state": "READY",
+                "bytes_done": 0,
+            }
+            | {"bytes_total": 0, "bytes_per_second": None, "since": 0, "error": None}
+            for number, mirror_id in enumerate((own, f"mir_{'0' * 24}"))  # another's, under the job's name
+        ]
+        await agent.beat(stages=stages)
+        for caller, expected in ((research, 1), (whole, 1), (other, 0), (rival, 0)):
+            answer = await mirror.http.get("/stages", params={"job": job}, headers=caller)
+            assert [one["id"] for one in answer.json()["items"]] == ["stg_0"] * expected
 
 
 async def test_a_job__is_its_teams_its_organisations_and_its_clusters(upstreams: None, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
+import jwt
 import pytest
 
 from bdn.mirror.db.secrets import new_key
@@ -61,7 +62,8 @@ async def test_a_job__is_mirrored_staged_started_and_completed(mirror: MirrorUnd
     given = (await agent.spec(stage)).json()
     assert (given["commands"], given["working_dir"]) == (["python train.py"], "/b10/workspace")
     assert given["environment"]["BT_LEADER_ADDR"] == "n1"
-    assert given["read_grant"]
+    read = jwt.decode(given["read_grant"], options={"verify_signature": False})
+    assert read["mirror"] == (await client.job(job))["bdn"]["mirror_id"]  # by which the stage is shown to its owner
     assert (given["caches"], given["cache_grant"], given["checkpoints"]) == (None, None, None)  # it requested none
     assert await agent.report(stage, "STAGING", running=True, bytes_done=2, bytes_total=5) == []
     document = await client.job(job)

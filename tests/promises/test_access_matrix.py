@@ -8,9 +8,11 @@ from typing import Final
 
 import httpx2
 import pytest
+from fastapi.routing import APIRoute
 
 from bdn.core.chunk import Digest, digest_of
 from bdn.mirror.db.secrets import Keyring, SecretTable, new_key
+from bdn.mirror.page.app import ROUTERS
 from bdn.store.bucket_store import BucketStore
 from bdn.wire.cache_schema import pack
 from tests.doubles.hub import Hub
@@ -344,6 +346,59 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
             answer = await world.ask(allowed, method, place(path), json=BODIES.get(path))
             assert answer.status_code not in (401, 403), (method, path, allowed, answer.text)
             tally.add(scenarios=1)
+
+
+# --- The operator's page: the same roles, by a session ---
+PAGES_FOR_ALL: Final = {"/ui/login", "/ui/logout", "/ui/assets/{name}"}
+PAGES_FOR_TEAMS: Final = {  # all others are for controllers
+    "/ui", "/ui/live/now", "/ui/search",
+    *(f"/ui/{live}{view}" for live in ("", "live/") for view in ("mirrors", "mirror", "jobs", "job")),
+}  # fmt: skip
+OURS: Final = {"Sec-Fetch-Site": "same-origin"}
+
+
+async def session_of(world: World, bearer: str) -> tuple[int, str]:
+    """The status of a log-in with the bearer's token, and the cookie."""
+    form = {"token": world.bearers[bearer].get("Authorization", "").removeprefix("Bearer ")}
+    transport = httpx2.ASGITransport(app=world.mirror.service.api)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://mirror") as client:
+        answer = await client.post("/ui/login", data=form, headers=OURS)
+        return answer.status_code, answer.headers.get("set-cookie", "").partition(";")[0]
+
+
+async def test_every_route_of_the_page_is_closed_without_a_session_of_its_role(world: World, tally: Tally) -> None:
+    routes = [
+        (method, route.path)
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and route.path not in PAGES_FOR_ALL
+        for method in route.methods or ()
+    ]
+    assert len(routes) >= 7
+    for bearer in (*STRANGERS[:-1], "agent"):  # the last is a token of its own organisation
+        assert await session_of(world, bearer) in ((401, ""), (403, "")), bearer
+        tally.add(scenarios=1, refused=1)
+    cookies = {bearer: (await session_of(world, bearer))[1] for bearer in ("controller a", "operator", *TEAMS)}
+    for method, path in routes:
+
+        async def answer(cookie: str, method: str = method, path: str = path) -> httpx2.Response:
+            headers = {**OURS, "Cookie": cookie, "Authorization": ""}
+            form = None if method == "GET" else {"x": ""}
+            return await world.mirror.http.request(method, path, headers=headers, data=form)
+
+        for cookie in ("", "bdn_session=", "bdn_session=" + "x" * 43):
+            refused = await answer(cookie)
+            is_led = method == "GET" and not path.startswith("/ui/live/")
+            assert refused.status_code == (303 if is_led else 401), (method, path)
+            assert not is_led or refused.headers["location"].startswith("/ui/login?")
+            tally.add(scenarios=1, refused=1)
+        for team in TEAMS if path not in PAGES_FOR_TEAMS else ():
+            assert (await answer(cookies[team])).status_code == 403, (method, path, team)
+            tally.add(scenarios=1, refused=1)
+        if not path.startswith("/ui/live/"):  # which does not end
+            for allowed in ("controller a", "operator", *(TEAMS if path in PAGES_FOR_TEAMS else ())):
+                assert (await answer(cookies[allowed])).status_code not in (303, 401, 403), (method, path, allowed)
+                tally.add(scenarios=1)
 
 
 async def test_a_commit_is_listed_for_its_mirrors_organisation_and_for_its_grants(world: World, tally: Tally) -> None:

@@ -468,15 +468,27 @@ async def clusters(membership: _Membership, _: Controller) -> Items[Cluster]:
     return await membership.clusters()
 
 
-@control_router.get("/stages", summary="A job's stages on all nodes, slowest first")
+@control_router.get("/stages", summary="Stages of a job on all nodes, slowest first, or of one node")
 async def stages(
+    *,
     job_stages: _JobStages,
     caller: TeamController,
-    job: Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)],
+    job: Annotated[str | None, Query(min_length=1, max_length=256, pattern=TEXT)] = None,
+    cluster: Name = None,
+    node: Name = None,
     cursor: str | None = None,
     limit: _Limit = 1000,
 ) -> Page[JobStage]:
-    """Those that failed, then those at work by the part that is filled, then those that are READY."""
+    """Those that failed, then those at work by the part that is filled, then those that are READY.
+
+    Of a job, or of the agent of a cluster and node.
+    """
+    if job is None:
+        if cluster is None or node is None:
+            raise InvalidRequestError("name a job, or a cluster and a node")
+        return Page[JobStage](items=await job_stages.on_node(caller.of_all_teams(), cluster, node), next_cursor=None)
+    if cluster is not None or node is not None:
+        raise InvalidRequestError("name either a job, or a cluster and a node")
     items, last = await job_stages.of(caller, job, _read_names(cursor), limit)
     return Page[JobStage](items=items, next_cursor=last and _write_names(*last))
 

@@ -31,7 +31,7 @@ from bdn.mirror.db.database import (
     insert_new,
     select_in,
 )
-from bdn.mirror.db.tables import AgentRow, ClusterRow, HoldingRow
+from bdn.mirror.db.tables import AgentRow, ClusterRow, HoldingRow, Json
 from bdn.wire.heartbeat_schema import HoldingsChange
 from bdn.wire.mirror_schema import Holding
 
@@ -225,13 +225,13 @@ async def note_heard(session: WriteSession, heard: Mapping[Name, Heard]) -> None
         await connection.execute(_PROGRESSED, said)
 
 
-async def reporting_stages_of(session: ReadSession, job: str, since: float) -> list[AgentRow]:
-    """Agents with a heartbeat since then that report stages of this job, with all their ``stages``, by name."""
+async def stages_of(session: ReadSession, job: str, since: float) -> list[tuple[AgentRow, Json]]:
+    """The stages of this job (``StageReport``) on agents that have not left and sent a heartbeat since then."""
     names_job = cast(AgentRow.stages, Text).contains(json.dumps(job), autoescape=True)  # as the column is written
-    query = select(AgentRow).options(undefer(AgentRow.stages)).order_by(AgentRow.cluster, AgentRow.node)
+    query = select(AgentRow).options(undefer(AgentRow.stages))
     query = query.where(AgentRow.left_at.is_(None), AgentRow.last_heartbeat > since, names_job)
     found = (await session.execute(query)).scalars()
-    return [row for row in found if any(stage["job"] == job for stage in row.stages or ())]
+    return [(row, stage) for row in found for stage in row.stages or () if stage["job"] == job]
 
 
 async def remove(session: WriteSession, cluster: str, node: str) -> None:

@@ -16,7 +16,7 @@ from bdn.core.chunk import digest_of
 from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, parse_source
 from bdn.wire.mirror_schema import RECORDED, MirrorSource, body_from
 
-HEAD: Final = "0001.837751e0"  # the newest migration, with the fingerprint of the tables
+HEAD: Final = "0001.739e11ec"  # the newest migration, with the fingerprint of the tables
 USE_SECONDS: Final = 60.0  # a use this soon after the last noted one is not noted
 
 

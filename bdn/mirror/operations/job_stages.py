@@ -34,19 +34,32 @@ class JobStages:
         """
         now = self.database.now()
         async with self.database.read() as session:
-            rows = await agents.reporting_stages_of(session, job, now - agents.FORGOTTEN_SECONDS)
-            found = [(row, StageReport.model_validate(one)) for row in rows for one in row.stages or ()]
-            found = [(row, report) for row, report in found if report.job == job]
+            said = await agents.stages_of(session, job, now - agents.FORGOTTEN_SECONDS)
+            found = [(row, StageReport.model_validate(stage)) for row, stage in said]
             # Also without any, so that a job of another organisation costs what none costs.
             owners = await mirrors.owners(session, {report.mirror_id for _, report in found if report.mirror_id})
             shown = await self._shown(session, caller, job, owners)
-        stages = [
-            _document(row, report, owners.get(report.mirror_id or ""), now)
-            for row, report in found
-            if caller.role is Role.OPERATOR or report.mirror_id in shown
-        ]
-        stages = sorted((one for one in stages if after is None or _place(one) > after), key=_place)
-        return stages[:limit], _place(stages[limit - 1]) if len(stages) > limit else None
+        if caller.role is not Role.OPERATOR:
+            found = [(row, report) for row, report in found if report.mirror_id in shown]
+        placed = {_place(row, report): (row, report) for row, report in found}
+        places = sorted(place for place in placed if after is None or place > after)
+        page = [placed[place] for place in places[:limit]]
+        documents = [_document(row, report, owners.get(report.mirror_id or ""), now) for row, report in page]
+        return documents, places[limit - 1] if len(places) > limit else None
+
+    async def on_node(self, caller: Caller, cluster: str, node: str) -> list[JobStage]:
+        """The stages of one node, in the order of ``of``. ``caller`` is of all teams; an operator sees all of them."""
+        now = self.database.now()
+        async with self.database.read() as session:
+            row = await agents.who_is(session, cluster, node)
+            found = [StageReport.model_validate(one) for one in (row and row.stages) or ()]
+            owners = await mirrors.owners(session, {report.mirror_id for report in found if report.mirror_id})
+        own = {mirror for mirror, owner in owners.items() if owner.organisation == caller.organisation}
+        shown = [one for one in found if caller.role is Role.OPERATOR or one.mirror_id in own]
+        if row is None:
+            return []
+        stages = [_document(row, report, owners.get(report.mirror_id or ""), now) for report in shown]
+        return sorted(stages, key=lambda stage: (_ORDER[stage.state], stage.id))
 
     @staticmethod
     async def _shown(session: ReadSession, caller: Caller, job: str, owners: dict[str, Owner]) -> Collection[str]:
@@ -76,7 +89,7 @@ def _document(row: AgentRow, report: StageReport, owner: Owner | None, now: floa
     )
 
 
-def _place(stage: JobStage) -> Place:
+def _place(row: AgentRow, report: StageReport) -> Place:
     """Where a stage is in the listing; unique."""
-    part = min(1.0, stage.bytes_done / stage.bytes_total) if stage.bytes_total else 0.0
-    return f"{_ORDER[stage.state]} {part:.6f}", f"{stage.cluster}/{stage.node}/{stage.id}"
+    part = min(1.0, report.bytes_done / report.bytes_total) if report.bytes_total else 0.0
+    return f"{_ORDER[report.state]} {part:.6f}", f"{row.cluster}/{row.node}/{report.id}"

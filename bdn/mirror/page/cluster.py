@@ -98,7 +98,7 @@ def _at(index: int, columns: int) -> tuple[int, int]:
 
 def _shade(node: NodeState) -> str:
     if not node.is_alive:
-        return "dead"
+        return "left" if node.kind == "good" else "dead"
     shade = f"u{min(9, node.percent // 10)}"
     return shade if node.kind == "good" else f"{shade} pressed"
 

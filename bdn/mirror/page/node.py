@@ -1,4 +1,4 @@
-"""The view *Node*: capacity by tier, what the node holds, its warnings and its recent decisions."""
+"""The view *Node*: capacity by tier, stages, what the node holds, its warnings and its recent decisions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from bdn.wire.access_schema import Role
 from bdn.wire.event_schema import EventDocument
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import HeldManifests
+from bdn.wire.stage_schema import JobStage
 
 _HOLDINGS: Final = 100  # on one page
 _EVENTS: Final = 20
@@ -41,6 +42,7 @@ class _Facts:
     after: str
     following: str
     events: Sequence[EventDocument]
+    stages: Sequence[JobStage]
     is_operator: bool
 
 
@@ -53,10 +55,11 @@ async def _read(sources: Sources, caller: Caller, asked: Asked) -> Show:
     before = digest_in(after).hex if after else ""
     found = await sources.names.held(caller.organisation, before, _HOLDINGS, (cluster, node))
     events, _ = await sources.events.page(caller.organisation, Wanted(node=node), None, _EVENTS)
+    stages = await sources.job_stages.on_node(caller, cluster, node)
     is_operator = caller.role is Role.OPERATOR
     held = list(_rows(found if is_operator else found.without_holders()))
     ours = [event for event in events if event.cluster == cluster]
-    return partial(_show, _Facts(agent, held, after, found.next_cursor or "", ours, is_operator))
+    return partial(_show, _Facts(agent, held, after, found.next_cursor or "", ours, stages, is_operator))
 
 
 def _rows(found: HeldManifests) -> Iterator[_Held]:
@@ -72,6 +75,7 @@ def _show(facts: _Facts, templates: Templates) -> Iterator[Part]:
     yield Part(macros.heading(agent, NodeState.of(agent)))
     yield Part(macros.warnings(list(problems_of(agent))))
     yield Part(macros.tiers(agent.tiers))
+    yield Part(macros.stages(facts.stages))
     yield Part(macros.holdings(facts.held, agent, facts.after, facts.following, facts.is_operator))
     yield Part(macros.events(facts.events))
 

@@ -17,7 +17,7 @@ from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import moment
 
 _SHOWN: Final = 50  # problems
-_FAILED: Final = 100  # newest mirrors of a status that are read
+_NEWEST: Final = 100  # mirrors of a status that are read
 _RUNNING: Final = 1000
 
 
@@ -36,15 +36,15 @@ async def _read(sources: Sources, caller: Caller, _: Asked) -> Show:
 
     sees_agents = caller.team is None
     agents = await sources.agents.get() if sees_agents else ()
-    found = {status: await mirrors(status, _FAILED) for status in ("FAILED", "PENDING", "READY")}
+    failed, waiting = await mirrors("FAILED", _NEWEST), await mirrors("PENDING", _NEWEST)
     running = await mirrors("SYNCING", _RUNNING)
+    # Each READY mirror costs the signature of a grant; they count where they may have followed a failed one.
+    ready = await mirrors("READY", _NEWEST if failed else 1)
     damaged = await sources.damages.count() if sees_agents else 0
-    of_mirrors = problems_of_mirrors(
-        [*running, *(one for some in found.values() for one in some)], moment(sources.now())
-    )
+    of_mirrors = problems_of_mirrors([*failed, *waiting, *running, *ready], moment(sources.now()))
     problems = [*damage(damaged), *(one for agent in agents for one in problems_of(agent)), *of_mirrors]
     problems.sort(key=lambda one: one.kind != "bad")  # stable: within a kind, by place
-    facts = _Facts(problems, agents, sees_agents, running, has_mirrors=bool(running) or any(found.values()))
+    facts = _Facts(problems, agents, sees_agents, running, has_mirrors=any([failed, waiting, running, ready]))
     return partial(_show, facts)
 
 

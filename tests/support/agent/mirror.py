@@ -112,6 +112,7 @@ class AgentMirror:
     held: defaultdict[str, RecordedHoldings] = field(default_factory=lambda: defaultdict(RecordedHoldings))  # by node
 
     hub_answers: dict[str, HubAnswer] = field(default_factory=dict)  # by target; see ``offer``
+    hub_beginnings: dict[str, bytes] = field(default_factory=dict)  # of files that are being copied, by target
     hub_requests: list[HubRequest] = field(default_factory=list)
     hub_failure: BdnError | None = None  # instead of an answer
     copied: threading.Event = field(default_factory=threading.Event)  # until then it says ``is_pending``, if it says so
@@ -298,6 +299,9 @@ class AgentMirror:
         answer = self.hub_answers.get(body.target, HubAnswer(status=404, headers={"x-error-code": "EntryNotFound"}))
         if body.method == "HEAD":
             return answer.model_copy(update={"content": None, "is_pending": False})
+        if body.beginning_at is not None:
+            start = body.beginning_at
+            return answer.model_copy(update={"beginning": self.hub_beginnings.get(body.target, b"")[start:]})
         if answer.is_pending and self.copied.wait(float(parse_qs(request.url.query)["wait"][0])):
             return answer.model_copy(update={"is_pending": False})
         return answer

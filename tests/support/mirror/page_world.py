@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from bdn.core.errors import Fact
 from bdn.core.events import Event
 from bdn.mirror.db.tables import ChunkSetRow, ManifestRow, MirrorRow, MirrorSourceRow
 from bdn.net.api_server import bind_tcp, serving
@@ -145,6 +146,18 @@ def use(budget: int, part: float, *, pressed: int = 0, problem: str | None = Non
     }
 
 
+def stage(number: int, source: str, size: int, job: str, **more: Any) -> Json:
+    """A ``StageReport`` of a stage at work."""
+    report: Json = {
+        "id": f"stg_{number:024x}",
+        "job": job,
+        "mirror_id": None,
+        "manifests": [f"b3:{manifest_of(source)}"],
+    }
+    report |= {"state": "STAGING", "bytes_done": size * (number % 9 + 1) // 11, "bytes_total": size}
+    return report | {"bytes_per_second": (3 + number % 5) * GB, "since": 1_795_000_000.0, "error": None, **more}
+
+
 async def fill(world: PageWorld, nodes: int = 48) -> None:
     """A cluster on an ordinary day: most of it is right, and some of each kind is not."""
     for source, size, files in MODELS:
@@ -173,6 +186,7 @@ async def _beat(world: PageWorld, number: int) -> None:
         "holdings": [held(source, size, jobs=jobs), held(MODELS[0][0], MODELS[0][1], complete=number % 5 > 0)],
         "unsynced_bytes": 41 * GB if number in (5, 17) else 0,
         "roles": ["node", "cluster", "job"],
+        "stages": [stage(number, source, size, jobs[0])] if jobs and number % 2 else [],
     }
     await world.agent(f"{cluster[4:]}-{number:03}", cluster, **state).beat(
         events=[_admission(world, number, source, size)]
@@ -180,7 +194,11 @@ async def _beat(world: PageWorld, number: int) -> None:
 
 
 def _admission(world: PageWorld, number: int, source: str, size: int) -> Json:
-    facts = {"stage": f"stg_{number:024x}", "job": f"llama-sft/job-{1800 + number}", "bytes_total": size}
+    facts: dict[str, Fact] = {
+        "stage": f"stg_{number:024x}",
+        "job": f"llama-sft/job-{1800 + number}",
+        "bytes_total": size,
+    }
     facts |= {"bytes_missing": size // 2, "budget": 28 * TB, "committed": 5 * TB, "reserved": 0}
     event = Event.of("admitted", facts, manifest=f"b3:{manifest_of(source)}", organisation="default")
     at = world.mirror.service.requests.database.now() - 60

@@ -9,18 +9,20 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, async_playwright
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, async_playwright, expect
 
 AXE: Final = Path(__file__).parents[3] / ".browser/node_modules/axe-core/axe.min.js"
 CHROMIUM: Final = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
 )
+_LONGEST_MILLISECONDS: Final = 60_000  # that an expectation waits on a machine with a hundred other things to do
 _OPTIONS: Final = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     """Skips the test where none starts."""
+    expect.set_options(timeout=_LONGEST_MILLISECONDS)
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed: make browser, where Debian's package is there")
     async with async_playwright() as playwright:

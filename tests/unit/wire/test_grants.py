@@ -58,6 +58,15 @@ def test_a_grant_names_the_commits_of_its_mounts_and_no_other(named_by: str, is_
     assert Grant.of("org", 100.0, {"mounts": grant.claims()["mounts"]}).mounts[0].commit is None  # of an older mirror
 
 
+def test_a_grant_names_its_mirror_and_one_of_an_older_mirror_names_none() -> None:
+    grant = Grant("org", (mount("/x"),), 100.0, mirror_id=f"mir_{'0' * 24}")
+    assert Grant.of("org", 100.0, grant.claims()) == grant
+    older = {name: value for name, value in grant.claims().items() if name != "mirror"}
+    assert Grant.of("org", 100.0, older) == replace(grant, mirror_id=None)
+    with pytest.raises(ValueError, match="is not the id of a mirror"):
+        replace(grant, mirror_id="mir_x")
+
+
 def test_equal_content_gives_an_equal_stage_id_in_any_order_of_mounts() -> None:
     stage_id = stage_id_of("job", "org", {"/x": "a", "/y": "b"})
     assert stage_id == stage_id_of("job", "org", {"/y": "b", "/x": "a"})
