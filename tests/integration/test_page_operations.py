@@ -37,11 +37,11 @@ class Viewer:
         assert answer.status_code == status, (path, answer.status_code, answer.text)
         return re.sub('placeholder="[^"]*"', "", answer.text)
 
-    async def send(self, path: str, status: int = 303, headers: dict[str, str] = SAME_ORIGIN, **form: str) -> str:
+    async def send(self, path: str, status: int = 303, headers: dict[str, str] = SAME_ORIGIN, /, **form: str) -> str:
         """The address to which a form leads, or else the page that refuses it."""
         answer = await self.http.post(path, data=form, headers=headers)
         assert answer.status_code == status, (path, answer.status_code, answer.text)
-        return answer.headers.get("location", answer.text)
+        return str(answer.headers.get("location", answer.text))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def viewer(world: PageWorld) -> AsyncIterator[Viewing]:
 
 
 def mirror_of(page: str) -> str:
-    return re.findall(r"mir_[0-9a-f]{24}", page)[0]
+    return str(re.findall(r"mir_[0-9a-f]{24}", page)[0])
 
 
 async def test_a_team__sees_its_own_mirrors_and_jobs_and_no_models(world: PageWorld, viewer: Viewing) -> None:
@@ -87,6 +87,8 @@ async def test_a_team__sees_its_own_mirrors_and_jobs_and_no_models(world: PageWo
     job = await client.create(spec(name="the-teams-job"))
     own, everything = await team.see("/ui/mirrors"), await operator.see("/ui/mirrors")
 
+    assert 'href="/ui/model"' in everything
+    assert 'href="/ui/model"' not in own  # nor in the menu
     assert "hf://team/model" in own
     assert SOURCE not in own
     assert "/ui/model?of=" not in own
@@ -137,6 +139,7 @@ async def test_a_controller__evicts_from_the_mirror_alone_and_sees_no_jobs_of_no
     assert '<select id="tier-0"' in await operator.see(path)
     assert '<select id="tier-0"' not in page
     assert "secret-job" not in page
+    assert "1 job holds it" not in page
     for form in ({"tier": "node"}, {"tier": ""}, {"tier": "mirror", "node": "n1"}):
         status = 404 if form == {"tier": "mirror", "node": "n1"} else 403
         await controller.send("/ui/eviction", status, of=MANIFEST, **form)
@@ -226,6 +229,8 @@ async def test_a_name_of_one_model__never_shows_another_organisations_holdings(
     """What the page reads by manifests is what GET /manifests lists."""
     await world.add_mirror("hf://theirs/model", "READY", organisation="rival")
     theirs = f"b3:{manifest_of('hf://theirs/model')}"
+    holdings = [held(SOURCE, 500), held("hf://theirs/model", 5)]
+    await world.agent("n1", "c", holdings=holdings).beat()
     names = world.mirror.service.api.state.provided
     found = next(one for kind, one in names.items() if kind.__name__ == "Names")
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 from pydantic import ValidationError
 
@@ -21,10 +22,16 @@ from bdn.wire.operation_schema import PrefetchRequest, RestorationRequest
 actions_router = APIRouter()
 
 
+async def _of_all_teams(caller: Viewer) -> Caller:
+    return caller.of_all_teams()
+
+
+OfAllTeams = Annotated[Caller, Depends(_of_all_teams)]
+
+
 @actions_router.post(PATHS["eviction"])
-async def plan(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
+async def plan(page: ThePage, caller: OfAllTeams, form: ViewersForm) -> Response:
     """Records a dry run, which nodes answer. The view of the plan shows their answers as they come."""
-    caller = caller.of_all_teams()
     with _checked("node, source or tier"):
         request = plan_request(
             _what(form),
@@ -37,8 +44,7 @@ async def plan(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
 
 
 @actions_router.post(f"{PATHS['eviction']}/confirm")
-async def confirm(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
-    caller = caller.of_all_teams()
+async def confirm(page: ThePage, caller: OfAllTeams, form: ViewersForm) -> Response:
     planned = await api.eviction(page.sources.operations, form.get("id", ""), caller)
     request = confirmed(planned, form.get("typed", ""), page.sources.now())
     done = await api.evict(page.sources.operations, request, caller)
@@ -46,8 +52,7 @@ async def confirm(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
 
 
 @actions_router.post(f"{PATHS['eviction']}/undo")
-async def undo(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
-    caller = caller.of_all_teams()
+async def undo(page: ThePage, caller: OfAllTeams, form: ViewersForm) -> Response:
     done = await api.eviction(page.sources.operations, form.get("id", ""), caller)
     restored = [one for one in restorable(done, page.sources.now()) if await _restore(page.sources, caller, one)]
     if not restored:
@@ -64,11 +69,11 @@ async def _restore(sources: Sources, caller: Caller, manifest: str) -> bool:
 
 
 @actions_router.post(PATHS["prefetch"])
-async def prefetch(page: ThePage, caller: Viewer, form: ViewersForm) -> Response:
+async def prefetch(page: ThePage, caller: OfAllTeams, form: ViewersForm) -> Response:
     nodes = [line.strip() for line in form.get("nodes", "").splitlines() if line.strip()]
     with _checked("cluster or nodes"):
         request = PrefetchRequest(manifest=_what(form), cluster=form.get("cluster") or None, nodes=nodes)
-    begun = await api.prefetch(page.sources.operations, request, caller.of_all_teams())
+    begun = await api.prefetch(page.sources.operations, request, caller)
     return _to("prefetch", begun.id)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from bdn.core.printable import printable
 from bdn.core.training.states import ACTIVE, Status
 from bdn.core.units import format_size, format_time
 from bdn.mirror.page.job_nodes import NodeLine, lines_of_ranks, slowest
@@ -15,6 +16,8 @@ from bdn.wire.training_schema import PREFIX, LogLine, RankDocument, TrainingJob
 _PHASES: Final[tuple[Status, ...]] = (*ACTIVE, "COMPLETED")
 _FAILED: Final = ("FAILED", "DEPLOY_FAILED", "STOPPED")
 _NANOSECONDS: Final = 10**9
+_LONGEST_LINE: Final = 2000  # characters
+_LOG_CHARACTERS: Final = 64 * 1024
 _PHASE_HINTS: Final[dict[str, str]] = {
     "CREATED": "its weights are mirrored",
     "PENDING": "it waits for nodes",
@@ -121,11 +124,16 @@ def checkpoint_lines(checkpoints: Iterable[Checkpoint]) -> list[CheckpointLine]:
 
 
 def log_lines(newest_first: Sequence[LogLine]) -> list[LogText]:
-    """Oldest first."""
-    return [
-        LogText(format_time(int(line.timestamp) / _NANOSECONDS)[11:-1], line.replica, line.message)
-        for line in reversed(newest_first)
-    ]
+    """Oldest first. Long lines are cut, and the oldest ones left out: a job writes what it likes."""
+    lines: list[LogText] = []
+    left = _LOG_CHARACTERS
+    for line in newest_first:
+        text = printable(line.message[:_LONGEST_LINE]) + ("…" if len(line.message) > _LONGEST_LINE else "")
+        left -= len(text)
+        if left < 0:
+            break
+        lines.append(LogText(format_time(int(line.timestamp) / _NANOSECONDS)[11:-1], line.replica, text))
+    return lines[::-1]
 
 
 def _phases(status: str, ranks: Sequence[RankDocument]) -> tuple[Phase, ...]:

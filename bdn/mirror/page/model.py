@@ -106,4 +106,4 @@ def _at_path(path: str, found: Sequence[PathMatch]) -> Show:
     return show
 
 
-MODEL: Final = View("model", "Models", "view.html", _read, ("of", "node", "after"))
+MODEL: Final = View("model", "Models", "view.html", _read, ("of", "node", "after"), is_for_teams=False)

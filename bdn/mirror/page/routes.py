@@ -40,7 +40,8 @@ class Page:
 
     def answer(self, template: str, caller: Caller, status: int = 200, **context: object) -> Response:
         """A page of the template, with menu, search and log-out."""
-        menu = [(view.title, view.path) for view in VIEWS if view.is_in_menu]
+        shown = [view for view in VIEWS if view.is_in_menu and (caller.team is None or view.is_for_teams)]
+        menu = [(view.title, view.path) for view in shown]
         shared = {"caller": caller, "menu": menu, "has_session": self.sources.sessions.are_needed}
         return HTMLResponse(self.templates.page(template, {**shared, **context}), status)
 

@@ -106,6 +106,16 @@ def test_a_log__is_shown_oldest_first_with_the_time_of_day() -> None:
     ]  # fmt: skip
 
 
+def test_a_log__is_cut_where_a_job_writes_very_much_and_shows_no_control_characters() -> None:
+    lines = [LogLine(timestamp="1800000000000000000", message="x" * 64_000, replica="r0") for _ in range(200)]
+    shown = log_lines(lines)
+
+    assert 20 < len(shown) < 40
+    assert {len(line.message) for line in shown} == {2001}
+    (line,) = log_lines([LogLine(timestamp="1800000000000000000", message="\x1b[31m\u202egnp", replica=None)])
+    assert line.message == "\\u001b[31m\\u202egnp"
+
+
 # --- stages: of jobs that others start, and of ranks ---
 
 
