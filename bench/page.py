@@ -62,7 +62,7 @@ async def _live(url: str, agents: int) -> None:
     """Each second the heartbeats of all agents, and other use of some, written past the mirror: it pays for the page alone."""
 
     def write(turn: int) -> None:
-        with closing(sqlite3.connect(url.rpartition("///")[2], timeout=30)) as connection, connection:
+        with closing(sqlite3.connect(url.partition(":///")[2], timeout=30)) as connection, connection:
             connection.execute("UPDATE agents SET last_heartbeat = ?", (time.time(),))
             for number in range(_CHANGED):
                 use = {
@@ -92,6 +92,7 @@ async def _painted(address: str, what: str) -> list[Row]:
             for _ in range(5):
                 async with tab(browser, address) as opened:
                     await opened.go(path)
+                    await opened.page.screenshot()  # the page is painted
                     entry = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
                     painted.append(float(await opened.page.evaluate(entry)) / 1000)
             rows.append(Figure(f"{what}: first paint of {name}, with an empty browser cache", "s", painted, "<= 1"))

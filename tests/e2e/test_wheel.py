@@ -43,3 +43,7 @@ def test_wheel__with_the_locked_dependencies_alone__pulls_a_repository(
     subprocess.run([PYTHON, "-c", client], env=environment, cwd=tmp_path, check=True)
     assert tree(tmp_path / "from-python") == FILES
     assert (installed / "bdn/py.typed").exists()
+    page = "from bdn.mirror.page.rendering import Assets, Templates as T; print(T(Assets()).page('login.html', {'destination': '', 'problem': ''}))"
+    shown = subprocess.run([PYTHON, "-c", page], env=environment, cwd=tmp_path, check=True, stdout=subprocess.PIPE)
+    assert b"<h1>Log in</h1>" in shown.stdout
+    assert (installed / "bdn/mirror/page/assets/htmx.LICENSE").exists()

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -194,7 +196,7 @@ async def test_every_answer__keeps_the_browser_to_this_page(world: PageWorld, vi
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["cache-control"] == "no-store"
-        assert not {"<style", " style=", "onclick", "<script>", "javascript:"} & {*answer.text.split(">")}
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script>|javascript:", answer.text), path
 
 
 async def test_errors__are_pages_that_say_what_to_do(world: PageWorld, viewer: httpx2.AsyncClient) -> None:
@@ -374,7 +376,7 @@ async def test_fifty_viewers__cost_one_read_a_second_and_none_when_the_last_has_
         return await read(*arguments)
 
     counted.agents = agents
-    ticks = 0
+    ticks, began = 0, time.monotonic()
 
     async def look() -> None:
         nonlocal ticks
@@ -388,7 +390,7 @@ async def test_fifty_viewers__cost_one_read_a_second_and_none_when_the_last_has_
         for _ in range(50):
             group.create_task(look())
     assert ticks >= 200
-    assert 1 <= reads <= 20, reads
+    assert 1 <= reads <= 3 + time.monotonic() - began  # a second each, and one that is under way
     reads = 0
     await asyncio.sleep(2.5)  # more than two intervals of a live view
     assert reads == 0

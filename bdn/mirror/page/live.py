@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Final
 
@@ -54,15 +55,16 @@ class Feeds:
             return
         self._viewers[caller] += 1
         try:
-            async for event in self._events(self.of(view, caller, asked), since, session_id):
-                yield event
+            async with aclosing(self._events(self.of(view, caller, asked), since, session_id)) as events:
+                async for event in events:
+                    yield event
         finally:
             self._viewers[caller] -= 1
             self._viewers += Counter()  # drops callers without viewers
 
     async def _events(self, read: SharedRead[Snapshot], since: str, session_id: str | None) -> AsyncGenerator[bytes]:
         watch = self._sources.watch
-        topic, seen, checked_at = watch.topic(_TOPIC), None, 0.0
+        topic, seen, checked_at = watch.topic(_TOPIC), None, time.monotonic()
         while not watch.stopping:
             try:
                 if time.monotonic() - checked_at >= _CHECKED_SECONDS:
