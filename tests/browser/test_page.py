@@ -148,7 +148,7 @@ async def test_hostile_names__are_text_in_each_view(opened: Tab, world: PageWorl
         assert await page.title() != "taken", path
         assert not await opened.is_wider_than_the_window(), path
         assert "\u202e" not in await page.content()
-    assert await page.locator("main img[src], main script").count() == 0
+        assert await page.locator("main img[src], main script").count() == 0, path
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make browser, where npm is there")

@@ -34,7 +34,10 @@ class Sessions:
 
         Raises ``UnauthenticatedError``.
         """
-        caller = _permitted(await self.access.caller(bearer), organisation)
+        holder = await self.access.holder(digest_of_token(bearer))
+        if holder is None:
+            raise UnauthenticatedError("the token is unknown to this mirror, was revoked or has expired")
+        caller = _permitted(holder, organisation)
         session_id, now = secrets.token_urlsafe(32), self.clock()
         row = PageSessionRow(
             digest=digest_of_token(session_id),
