@@ -1,7 +1,6 @@
 """``bdn-admin why``: explains from recorded events why something is cached or not."""
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,26 +10,15 @@ from pydantic import BaseModel
 from bdn.cli.clients import reachable_agent, reachable_mirror
 from bdn.cli.output import Output, command_line, table, when
 from bdn.core.errors import BdnError, NotFoundError
-from bdn.core.events import Event, explanation
+from bdn.core.printable import shortened
 from bdn.core.units import counted, format_size
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.event_schema import MANIFESTS_AT_ONCE, EventDocument, Named, StagedPath
-from bdn.wire.mirror_schema import HeldManifest
+from bdn.wire.explained import CHANGES_NOTHING, MIRROR_PLACE, PlaceExplanation, explained
 
 _READ: Final = 1000  # newest events that explain the places
 _PRINTED: Final = 10  # places, and events
 _IN_JSON: Final = 20  # events
-_CHANGES_NOTHING: Final = frozenset({"found", "renewed", "resumed", "reused"})
-_MIRROR: Final = "the mirror"
-
-
-class PlaceExplanation(BaseModel):
-    """Whether one place has a manifest, and why."""
-
-    manifest: str
-    place: str
-    cached: bool
-    sentence: str
 
 
 class Explanation(BaseModel):
@@ -85,7 +73,7 @@ async def _explain(client: MirrorClient, what: str, node: str | None) -> Explana
         raise NotFoundError(what)
     held = {one.manifest: one for one in (await client.held()).items}
     manifests = list(named.manifests) if named else []
-    places = [place for manifest in manifests for place in _places(manifest, held.get(manifest), events, node)]
+    places = [place for manifest in manifests for place in explained(manifest, held.get(manifest), events, node)]
     return Explanation(named=named, places=places, events=events)
 
 
@@ -110,40 +98,14 @@ async def _named(client: MirrorClient, what: str) -> Named | None:
         return None
 
 
-def _places(
-    manifest: str, held: HeldManifest | None, events: Sequence[EventDocument], node: str | None
-) -> list[PlaceExplanation]:
-    """The mirror, every node that holds the manifest, and every node with an event about it."""
-    holding = held.nodes if held else {}
-    stories: dict[str, list[Event]] = {} if node else {_MIRROR: []}
-    stories |= {f"node {name}": [] for name in holding if node is None or name.partition("/")[2] == node}
-    for event in reversed(events):
-        if event.manifest == manifest:
-            place = _MIRROR if event.node is None else f"node {event.cluster}/{event.node}"
-            stories.setdefault(place, []).append(event.event())
-    if node is not None and not stories:
-        stories[f"node {node}"] = []
-    there = {f"node {name}" for name, one in holding.items() if one.bytes}
-    there |= {_MIRROR} if held and held.mirror else set()
-    return [
-        PlaceExplanation(
-            manifest=manifest,
-            place=place,
-            cached=place in there,
-            sentence=explanation(story, place, is_here=place in there),
-        )
-        for place, story in stories.items()
-    ]
-
-
 def _answer(what: str, places: Sequence[PlaceExplanation]) -> str:
     """One sentence: about the only place with its reason, about several places without."""
     if len(places) == 1:
-        return _shortened(f"{what} {places[0].sentence}")
+        return shortened(f"{what} {places[0].sentence}")
     cached = dict.fromkeys(place.place for place in places if place.cached)
     others = dict.fromkeys(place.place for place in places if place.place not in cached)
     said = f"{what} is {'' if cached else 'not '}cached on {', '.join(cached or others)}"
-    return _shortened(f"{said}; not on {', '.join(others)}" if cached and others else said)
+    return shortened(f"{said}; not on {', '.join(others)}" if cached and others else said)
 
 
 def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[str]:
@@ -153,10 +115,10 @@ def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[st
     printed = ordered if is_all else ordered[:_PRINTED]
     rows = [
         {
-            "manifest": _shortened(place.manifest),
+            "manifest": shortened(place.manifest),
             "place": place.place,
             "cached": "yes" if place.cached else "no",
-            "why": _shortened(place.sentence.partition(place.place)[2].lstrip(":; ").removeprefix("because ")),
+            "why": shortened(place.reason),
         }
         for place in printed
     ]
@@ -167,32 +129,32 @@ def _place_lines(places: Sequence[PlaceExplanation], *, is_all: bool) -> list[st
 def _named_lines(named: Named) -> list[str]:
     if named.kind == "manifest":
         return [
-            f"{_shortened(manifest)} was mirrored from {', '.join(sources) or 'sources no longer recorded'}"
+            f"{shortened(manifest)} was mirrored from {', '.join(sources) or 'sources no longer recorded'}"
             for manifest, sources in named.manifests.items()
         ]
     lines = []
     if named.kind == "page":
-        lines = [f"{_shortened(named.of)} is a page of {manifest}" for manifest in named.manifests]
+        lines = [f"{shortened(named.of)} is a page of {manifest}" for manifest in named.manifests]
     for place in named.places:
         chunk = "" if place.chunk_index is None else f"chunk {place.chunk_index} of "
         what = {"content": "is", "slab": "is a slab that holds", "chunk": "is"}[named.kind]
         sources = ", ".join(named.manifests[place.manifest]) or "sources no longer recorded"
-        lines.append(f"{_shortened(named.of)} {what} {chunk}{place.path} of {sources} ({place.manifest})")
+        lines.append(f"{shortened(named.of)} {what} {chunk}{place.path} of {sources} ({place.manifest})")
     return lines
 
 
 def _event_lines(events: Sequence[EventDocument], limit: int | None, *, is_all: bool) -> list[str]:
     if not events:
         return []
-    chosen = events if is_all else [event for event in events if event.kind not in _CHANGES_NOTHING]
+    chosen = events if is_all else [event for event in events if event.kind not in CHANGES_NOTHING]
     printed = chosen if is_all else chosen[: limit or _PRINTED]
     is_one = len({event.manifest or event.digest for event in events}) == 1
     rows = [
         {
             "time": event.at,
-            "place": event.node or _MIRROR,
-            "manifest": None if is_one else _shortened(event.manifest or event.digest or ""),
-            "event": _shortened(event.sentence),
+            "place": event.node or MIRROR_PLACE,
+            "manifest": None if is_one else shortened(event.manifest or event.digest or ""),
+            "event": shortened(event.sentence),
         }
         for event in reversed(printed)
     ]
@@ -218,8 +180,3 @@ def _staged_lines(staged: StagedPath) -> list[str]:
             f"{format_size(came.mirror)} from the mirror"
         ),
     ]
-
-
-def _shortened(text: str) -> str:
-    """Digests and commits in their shortest usual form."""
-    return re.sub(r"\b(b3:[0-9a-f]{12})[0-9a-f]{52}\b", r"\1…", re.sub(r"\b([0-9a-f]{7})[0-9a-f]{33}\b", r"\1", text))

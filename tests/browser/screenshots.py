@@ -5,7 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Final, Literal
 
-from tests.support.mirror.page_world import OPERATOR, fill, page_world
+from tests.support.mirror.page_operations import fill_operations
+from tests.support.mirror.page_world import OPERATOR, page_world
 from tests.support.services.browser import chromium, tab
 
 FOLDER: Final = Path(__file__).parents[2] / "docs/screenshots"
@@ -15,6 +16,7 @@ VIEWS: Final = {
     "cluster": "/ui/cluster",
     "node": "/ui/node?cluster=iad-h200&node=h200-005",
 }
+OPERATIONS: Final = ("mirrors", "model", "job", "plan")
 SCHEMES: Final[dict[str, Literal["light", "dark"]]] = {"": "light", "-dark": "dark"}
 
 
@@ -22,11 +24,12 @@ async def write() -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         async with page_world(Path(folder) / "mirror") as world, chromium() as browser:
-            await fill(world, 96)
+            found = await fill_operations(world, 96)
+            views = {**VIEWS, **{name: found[name] for name in OPERATIONS}}
             for ending, scheme in SCHEMES.items():
                 async with tab(browser, world.url, viewport=SIZE, color_scheme=scheme) as opened:
                     await opened.log_in(OPERATOR)
-                    for name, path in VIEWS.items():
+                    for name, path in views.items():
                         await opened.go(path)
                         await opened.page.screenshot(path=FOLDER / f"{name}{ending}.png")
 

@@ -19,6 +19,7 @@ from bdn.cli.output import exit_code_of
 from bdn.core import errors
 from bdn.core.errors import BdnError
 from bdn.mirror.page.app import ROUTERS
+from bdn.mirror.page.remedies import REMEDIES
 from bdn.mirror.page.routes import VIEWS
 from bdn.mirror.settings import MirrorSettings
 from bdn.settings import ClientSettings
@@ -220,6 +221,11 @@ def test_every_error_has_its_row_with_its_status_and_whether_to_try_again() -> N
     }
 
     assert documented == {code: (status_of(reported(code)), kind.transient) for code, kind in codes().items()}
+
+
+def test_the_page_has_the_remedy_of_every_error() -> None:
+    assert {row[0].strip("`"): row[1] for row in rows("code | remedy")} == REMEDIES
+    assert REMEDIES.keys() == codes().keys()
 
 
 def test_an_operator_finds_every_error() -> None:

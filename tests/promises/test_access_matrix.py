@@ -366,7 +366,10 @@ async def test_every_route_is_closed_to_whoever_has_not_its_role(world: World, t
 
 # --- The operator's page: the same roles, by a session ---
 PAGES_FOR_ALL: Final = {"/ui/login", "/ui/logout", "/ui/assets/{name}"}
-PAGES_FOR_TEAMS: Final = {"/ui", "/ui/live/now", "/ui/search"}  # all others are for controllers
+PAGES_FOR_TEAMS: Final = {  # all others are for controllers
+    "/ui", "/ui/live/now", "/ui/search",
+    *(f"/ui/{live}{view}" for live in ("", "live/") for view in ("mirrors", "mirror", "jobs", "job")),
+}  # fmt: skip
 OURS: Final = {"Sec-Fetch-Site": "same-origin"}
 
 

@@ -1,7 +1,7 @@
 """Which tiers hold a manifest, and what a digest or a source names, for an organisation."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,12 +42,30 @@ class Names:
         async with self.database.read() as session:
             digests = await mirrors.mirrored_after(session, organisation, after, limit + 1, holder)
             shown = digests[:limit] if holder else await self._page(session, digests[:limit])
-            sources = await mirrors.sources_by_manifest(session, organisation, shown)
-            published = await mirrors.readable(session, organisation, shown)
+        items = await self._held(shown, organisation, holder)
+        cursor = f"b3:{shown[-1]}" if len(shown) < len(digests) else None
+        return HeldManifests(
+            items=items, next_cursor=cursor, store=None if after or holder else await self._store_use()
+        )
+
+    async def held_of(self, organisation: str, wanted: Collection[str]) -> dict[str, HeldManifest]:
+        """The manifests among these, ``b3:…``, that were mirrored for the organisation and that some tier holds."""
+        digests = sorted({name.removeprefix("b3:") for name in wanted})
+        async with self.database.read() as session:
+            own = await mirrors.sources_by_manifest(session, organisation, digests)
+        found = await self._held([digest for digest in digests if digest in own], organisation)
+        return {one.manifest: one for one in found}
+
+    async def _held(
+        self, digests: Sequence[str], organisation: str, holder: agents.Name | None = None
+    ) -> list[HeldManifest]:
+        async with self.database.read() as session:
+            sources = await mirrors.sources_by_manifest(session, organisation, digests)
+            published = await mirrors.readable(session, organisation, digests)
             evicted = await mirrors.restorable(session, organisation)
-            nodes = await agents.holdings_of(session, shown, holder)
+            nodes = await agents.holdings_of(session, digests, holder)
         items = []
-        for digest in shown:
+        for digest in digests:
             if digest in published or digest in nodes or digest in evicted:
                 files, size = published.get(digest, (None, None))
                 holdings = {f"{cluster}/{node}": one for (cluster, node), one in nodes.get(digest, {}).items()}
@@ -62,10 +80,7 @@ class Names:
                         nodes=holdings,
                     )
                 )
-        cursor = f"b3:{shown[-1]}" if len(shown) < len(digests) else None
-        return HeldManifests(
-            items=items, next_cursor=cursor, store=None if after or holder else await self._store_use()
-        )
+        return items
 
     async def _store_use(self) -> StoreUse:
         async with self.database.read() as session:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bdn.core.errors import BdnError, InternalError, InvalidRequestError, NotFoundError, UnauthenticatedError
 from bdn.mirror.access.callers import NotPermittedError
+from bdn.mirror.page.actions import actions_router
 from bdn.mirror.page.live import Feeds
 from bdn.mirror.page.problems import REMEDY
 from bdn.mirror.page.rendering import PATHS, Assets, Templates
@@ -38,7 +39,7 @@ _REMEDIES: Final = {
     503: "Reload the page in a moment.",
 }
 _UNCACHED: Final = "no-store"
-ROUTERS: Final = (access_router, views_router)
+ROUTERS: Final = (access_router, views_router, actions_router)
 
 
 def new_page(sources: Sources) -> ASGIApp:

@@ -107,4 +107,4 @@ def _said(node: NodeState) -> str:
     return f"{node.name}: {node.state}, {node.percent} % used"
 
 
-CLUSTER: Final = View("cluster", "Cluster", "cluster.html", _read, ("cluster", "page"))
+CLUSTER: Final = View("cluster", "Cluster", "cluster.html", _read, ("cluster", "page"), is_for_teams=False)

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from bdn.core.units import format_size, format_time
+from bdn.mirror.page.remedies import REMEDIES
 from bdn.mirror.page.rendering import path_of, percent
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import Mirror
@@ -123,30 +124,9 @@ def damage(count: int) -> Iterator[Problem]:
         yield Problem("bad", "Damage in the store", what, remedy)
 
 
-_REMEDIES: Final = {
-    "AUTH_REQUIRED": "Give the source a secret or a role that may read it, then mirror it again.",
-    "CHECKSUM_MISMATCH": "The upstream's object is wrong, or something in between changes bytes: compare it with the evidence.",
-    "EGRESS_REFUSED": "If the address is meant, add it to BDN_EGRESS_ALLOW.",
-    "GATED_SOURCE": "Accept the terms on the hub with the account that owns the token, then mirror it again.",
-    "INTERNAL": "This is a bug: report it with the lines of the mirror's log around it.",
-    "LIMIT_EXCEEDED": "Select fewer files, or raise the limit that the message names.",
-    "NO_FILES_MATCHED": "Correct the patterns, then mirror it again.",
-    "NO_ROOM": "Free the file system that the message names: evict what is not used, then mirror it again.",
-    "PUSH_GIVEN_UP": "Push the checkpoint again.",
-    "QUOTA_EXCEEDED": "Delete checkpoints, or raise BDN_LIMIT_PUSH_BYTES.",
-    "REVISION_NOT_FOUND": "Correct the revision, then mirror it again.",
-    "SECRET_MALFORMED": "Set the secret again, in the form that the source needs.",
-    "SECRET_NOT_FOUND": "Set the secret with bdn-admin secrets set, then mirror it again.",
-    "SOURCE_ARCHIVED": "Restore the object at its cloud first, then mirror it again.",
-    "SOURCE_CHANGED": "Mirror it again once the source has stopped changing.",
-    "SOURCE_NOT_FOUND": "Correct the name; a private repository needs a token.",
-    "STORE_UNAVAILABLE": "Look at the store and the database that the message names, then mirror it again.",
-    "UPSTREAM_RATE_LIMITED": "Wait, or use a token: most hubs allow more with one. Then mirror it again.",
-    "UPSTREAM_UNAVAILABLE": "Mirror it again once the upstream answers: what was copied stays.",
-}
 REMEDY: Final = "Correct what the message names, then try again."
 
 
 def remedy_of(code: str) -> str:
-    """What an operator does about an error of this code, as docs/operations.md has it."""
-    return _REMEDIES.get(code, REMEDY)
+    """What an operator does about an error of this code, as docs/contract.md has it."""
+    return REMEDIES.get(code, REMEDY)

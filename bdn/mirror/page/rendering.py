@@ -11,11 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import bdn
-from bdn.core.printable import printable
+from bdn.core.printable import printable, shortened
 from bdn.core.units import counted, format_duration, format_size, format_time
 from bdn.wire.shapes import moment
 
 _SHOWN: Final = 200  # characters of a name
+_LONGEST_SENTENCE: Final = 1000
 _ASSETS: Final = {
     "page.css": "text/css; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
@@ -31,6 +32,8 @@ PATHS: Final = {  # of views and forms, also of those that another module answer
     "model": "/ui/model",
     "jobs": "/ui/jobs",
     "job": "/ui/job",
+    "eviction": "/ui/eviction",
+    "prefetch": "/ui/prefetch",
     "search": "/ui/search",
     "login": "/ui/login",
     "logout": "/ui/logout",
@@ -66,6 +69,11 @@ def _named(text: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(shown(text))
 
 
+def _sentence(text: str) -> str:
+    """A sentence with names from outside in it: longer than a name, and with digests in their short form."""
+    return printable(shortened(text[:_LONGEST_SENTENCE]))
+
+
 def percent(part: int, whole: int) -> int:
     """0 to 100, also of numbers that an agent made up."""
     return max(0, min(100, round(100 * part / whole))) if whole > 0 else 0
@@ -94,6 +102,8 @@ class Templates:
             duration=format_duration,
             named=_named,
             shown=shown,
+            sentence=_sentence,
+            printable=printable,
             when=_when,
             clock=_clock,
             counted=counted,

@@ -12,9 +12,13 @@ from bdn.mirror.access.callers import Caller, NotPermittedError
 from bdn.mirror.access.sessions import SESSION_SECONDS
 from bdn.mirror.page.cluster import CLUSTER
 from bdn.mirror.page.forms import check_same_origin, form_of
+from bdn.mirror.page.jobs import JOB, JOBS
 from bdn.mirror.page.live import Feeds
+from bdn.mirror.page.mirrors import MIRROR, MIRRORS
+from bdn.mirror.page.model import MODEL
 from bdn.mirror.page.node import NODE
 from bdn.mirror.page.now import NOW
+from bdn.mirror.page.operations import EVICTION, PREFETCH
 from bdn.mirror.page.rendering import PATHS, Assets, Templates
 from bdn.mirror.page.search import search
 from bdn.mirror.page.sources import Sources
@@ -22,7 +26,7 @@ from bdn.mirror.page.views import LONGEST, View
 from bdn.net.api_server import EventStream
 from bdn.net.request_bodies import KNOW
 
-VIEWS: Final[tuple[View, ...]] = (NOW, CLUSTER, NODE)
+VIEWS: Final[tuple[View, ...]] = (NOW, CLUSTER, NODE, MIRRORS, MIRROR, MODEL, JOBS, JOB, EVICTION, PREFETCH)
 _COOKIE: Final = "bdn_session"
 _FOREVER: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
 
@@ -36,7 +40,8 @@ class Page:
 
     def answer(self, template: str, caller: Caller, status: int = 200, **context: object) -> Response:
         """A page of the template, with menu, search and log-out."""
-        menu = [(view.title, view.path) for view in VIEWS if view.is_in_menu]
+        shown = [view for view in VIEWS if view.is_in_menu and (caller.team is None or view.is_for_teams)]
+        menu = [(view.title, view.path) for view in shown]
         shared = {"caller": caller, "menu": menu, "has_session": self.sources.sessions.are_needed}
         return HTMLResponse(self.templates.page(template, {**shared, **context}), status)
 

@@ -13,7 +13,7 @@ from bdn.wire.training_schema import TrainingJobSearch
 
 _SHOWN: Final = 20  # results of each kind
 _MIRRORS: Final = 1000  # the newest, whose sources are searched
-_LONGEST_ID: Final = 128
+_LONGEST_ID: Final = 256
 _MIRROR: Final = re.compile(r"mir_[0-9a-f]{24}")
 _DIGEST: Final = re.compile(r"(b3:)?[0-9a-f]{64}")
 _Result = tuple[str, str, str]  # what it is, its name and its address
@@ -56,8 +56,11 @@ async def _results(sources: Sources, caller: Caller, text: str) -> AsyncIterator
         for agent in (exact or nodes)[:_SHOWN]:
             yield "Node", agent.node, path_of("node", cluster=agent.cluster, node=agent.node)
     if len(text) <= _LONGEST_ID:
-        for job in await sources.training_jobs.search(caller, TrainingJobSearch(job_id=text)):
+        jobs = await sources.training_jobs.search(caller, TrainingJobSearch(job_id=text))
+        for job in jobs:
             yield "Job", f"{job.training_project.name}/{job.id}", path_of("job", id=job.id)
+        if not jobs and (await sources.job_stages.of(caller, text, limit=1))[0]:
+            yield "Job", text, path_of("job", id=text)
     mirrors, _ = await sources.requests.page(caller.organisation, None, None, None, _MIRRORS, team=caller.team)
     named = [one.source for mirror in mirrors for one in mirror.sources if text.lower() in one.source.lower()]
     for source in [text] if text in named else [*dict.fromkeys(named)][:_SHOWN]:

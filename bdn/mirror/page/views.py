@@ -19,7 +19,8 @@ Show = Callable[[Templates], Iterable[Part | Group]]  # runs in a thread
 class View:
     """One view, at ``PATHS[name]``. ``template`` is its page, which places the parts by their ids.
 
-    ``read`` raises what the API would raise for this caller. ``title`` is also its entry in the menu, if it has one.
+    ``read`` raises what the API would raise for this caller. ``title`` is also its entry in the menu, if it has one;
+    the menu of a team leaves out views that are not ``is_for_teams``.
     """
 
     name: str
@@ -28,6 +29,7 @@ class View:
     read: Callable[[Sources, Caller, Asked], Awaitable[Show]]
     asked: tuple[str, ...] = ()
     is_in_menu: bool = True
+    is_for_teams: bool = True
 
     @property
     def path(self) -> str:
