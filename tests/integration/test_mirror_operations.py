@@ -203,6 +203,19 @@ async def test_store_and_agents_together_make_the_outcome(either: MirrorUnderTes
     assert (done["chunks_read"], done["bytes_read"]) == (8 + len(stored), 75 + sum(stored.values()))
 
 
+async def test_an_eviction_names_holders_whatever_an_agent_says_of_them(either: MirrorUnderTest) -> None:
+    (manifest,) = [item["manifest"] for item in (await either.get("/manifests"))["items"]]
+    longest = "j" * 4096
+    holding = {"complete": True, "bytes": 5, "held_by": [longest]}
+    await FakeAgent(either, "n1", holdings=[{"manifest": manifest, **holding}]).beat()
+    planned = await either.ask("evictions", tier="mirror", manifest=manifest, dry_run=True)
+    (item,) = planned["items"]
+    assert item["refused"]
+    (holder,) = item["holders"]
+    assert holder.startswith("jjj")
+    assert holder.endswith(" on n1")
+
+
 async def test_an_agent_that_shall_mend_is_lent_grants_for_what_it_holds_and_no_more(either: MirrorUnderTest) -> None:
     (manifest,) = [item["manifest"] for item in (await either.get("/manifests"))["items"]]
     holding = {"complete": True, "bytes": 5, "held_by": []}

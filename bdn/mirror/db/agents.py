@@ -39,6 +39,7 @@ from bdn.wire.mirror_schema import Holding
 # mistake are read from the mirror once more. Peers detect a dead agent sooner, at their first request.
 ALIVE_SECONDS: Final = 60.0
 FORGOTTEN_SECONDS: Final = 86400.0  # operations skip an agent that was silent for so long
+_JOB: Final = 1000  # characters of a job's name, of up to 4,096, where it stands with its node
 
 Name = tuple[str, str]  # of an agent: its cluster, and its node
 
@@ -147,7 +148,7 @@ async def holders(session: ReadSession, manifests: Sequence[str]) -> dict[str, l
     query = query.order_by(HoldingRow.manifest, HoldingRow.cluster, HoldingRow.node)
     found: dict[str, list[str]] = {}
     async for manifest, node, document in select_in(session, query, HoldingRow.manifest, manifests):
-        found.setdefault(manifest, []).extend(f"{holder} on {node}" for holder in document["held_by"])
+        found.setdefault(manifest, []).extend(f"{holder[:_JOB]} on {node}" for holder in document["held_by"])
     return found
 
 
