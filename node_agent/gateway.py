@@ -69,7 +69,7 @@ Opening = asyncio.Future[FileIO | HubAnswer]  # the file, or why there is none
 
 
 @dataclass(frozen=True)
-class _Part:
+class _FilePart:
     """The part of a file that a client requested, with status and headers of the answer."""
 
     start: int
@@ -141,7 +141,7 @@ class Gateway:
 
     async def _file(self, asked: HubRequest, answer: HubAnswer, request: Request) -> Response:
         try:
-            part = _Part.of(request.headers.get("range"), answer.headers)
+            part = _FilePart.of(request.headers.get("range"), answer.headers)
         except UnsatisfiableRangeError:
             size = answer.headers["content-length"]
             said = "no byte of the file is in this range"
@@ -159,7 +159,7 @@ class Gateway:
             opening.cancel()
             raise
 
-    async def _late(self, opening: Opening, asked: HubRequest, request: Request, part: _Part) -> Response:
+    async def _late(self, opening: Opening, asked: HubRequest, request: Request, part: _FilePart) -> Response:
         """For a client that would give up without a byte."""
         begun = await self.client.ask_hub(asked.model_copy(update={"beginning_at": part.start}), 0)
         if beginning := begun.beginning[: part.stop - part.start - 1]:  # the last byte comes from the verified file
@@ -172,7 +172,7 @@ class Gateway:
         opening.cancel()
         return _come_again(begun.eta_seconds)
 
-    def _opened_answer(self, found: FileIO | HubAnswer, request: Request, part: _Part) -> Response:
+    def _opened_answer(self, found: FileIO | HubAnswer, request: Request, part: _FilePart) -> Response:
         if isinstance(found, HubAnswer):
             return _response(found, request)
         return StreamingResponse(self._sent(found, part.start, part.stop), part.status, part.headers)
@@ -224,7 +224,7 @@ class Gateway:
             await cache.leave(holder.stage_id)
         raise DiskFailedError(str(cache.files.whole.places.file(digest)), "the file changes again and again")
 
-    async def _slowly(self, opening: Opening, beginning: bytes, part: _Part) -> AsyncIterator[bytes]:
+    async def _slowly(self, opening: Opening, beginning: bytes, part: _FilePart) -> AsyncIterator[bytes]:
         """A few bytes at a time keep the client waiting; the rest comes when the file is verified and open.
 
         Ends early, so that the client's connection is closed, if the file is not copied, or begins with other bytes.

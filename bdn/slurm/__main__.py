@@ -14,7 +14,7 @@ from bdn.client.services import open_services
 from bdn.net.host_lookups import run_program
 from bdn.settings import ClientSettings, SettingsError
 from bdn.slurm.hooks import Hooks, Outages, is_over
-from bdn.slurm.job_folder import Job, JobFolders
+from bdn.slurm.job_folder import JobFolders, SlurmJob
 
 logger = logging.getLogger("bdn.slurm")
 _SYSLOG: Final = Path("/dev/log")
@@ -42,7 +42,7 @@ def main(hook: str, jobs: Path, seconds: int, secrets: tuple[str, ...]) -> None:
     """
     _log()
     try:
-        job = Job.of(os.environ)
+        job = SlurmJob.of(os.environ)
     except (KeyError, ValueError) as error:
         raise click.UsageError(f"slurmd starts this command, with the variables of a job: {error}") from None
     try:
@@ -52,7 +52,7 @@ def main(hook: str, jobs: Path, seconds: int, secrets: tuple[str, ...]) -> None:
         sys.exit(1)
 
 
-async def _run(hook: str, job: Job, folders: JobFolders, seconds: float, secrets: frozenset[str]) -> int:
+async def _run(hook: str, job: SlurmJob, folders: JobFolders, seconds: float, secrets: frozenset[str]) -> int:
     outages = Outages()
     async with open_services(ClientSettings(), outages.retry) as services:
         hooks = Hooks(services, folders, is_over, outages, secrets)

@@ -17,7 +17,7 @@ from bdn.core.units import format_duration
 from bdn.net.client import OutageRetry
 from bdn.net.waiting import ready_mirror
 from bdn.slurm.comment import Requested, requested
-from bdn.slurm.job_folder import Job, JobFolders
+from bdn.slurm.job_folder import JobFolders, SlurmJob
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody
 from bdn.wire.named_sources import request_body
 
@@ -41,7 +41,7 @@ class Outages:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class HookOutcome:
     """``lines`` of the job's environment, or a problem, for people."""
 
     lines: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Hooks:
     outages: Outages = field(default_factory=Outages)
     secrets: AbstractSet[str] = frozenset()
 
-    async def prolog(self, job: Job, seconds: float) -> int:
+    async def prolog(self, job: SlurmJob, seconds: float) -> int:
         """Stage, within so many seconds. Returns the exit code: 1 if this node cannot stage, so Slurm drains it.
 
         What is wrong with the job, or with services outside this node, is left for the job's tasks to report.
@@ -82,12 +82,12 @@ class Hooks:
         self._refuse(job, outcome.problem)
         return 0
 
-    async def epilog(self, job: Job) -> None:
+    async def epilog(self, job: SlurmJob) -> None:
         """Release what the job staged. If the agent does not answer, the next prolog or epilog releases it."""
         self.folders.remove(job)
         await self._sweep()
 
-    async def _within(self, seconds: float, job: Job, wanted: Requested) -> Outcome:
+    async def _within(self, seconds: float, job: SlurmJob, wanted: Requested) -> HookOutcome:
         async with asyncio.TaskGroup() as group:
             work = group.create_task(self._outcome(job, wanted))
             end = group.create_task(self._until_over(job))
@@ -97,24 +97,24 @@ class Hooks:
         if work in done:
             return work.result()
         if end in done:
-            return Outcome(problem="the job ended before its files were staged")
-        return Outcome(
+            return HookOutcome(problem="the job ended before its files were staged")
+        return HookOutcome(
             problem=f"the files were not staged within {format_duration(seconds)}{self.outages.trouble}. The mirror "
             "continues to copy them: submit the job again, after 'bdn mirror SOURCE --wait'"
         )
 
-    async def _outcome(self, job: Job, wanted: Requested) -> Outcome:
+    async def _outcome(self, job: SlurmJob, wanted: Requested) -> HookOutcome:
         try:
             await self.outages.retry("agent").ask(self.services.agent.stages)
             await self._sweep()
-            return Outcome(lines=await self._staged(job, wanted))
+            return HookOutcome(lines=await self._staged(job, wanted))
         except BdnError as error:
-            return Outcome(problem=f"{error} [{error.code}]")
+            return HookOutcome(problem=f"{error} [{error.code}]")
         except Exception:
             logger.exception("job %s: staging failed because of a bug", job.id)
-            return Outcome(problem="staging failed because of a bug; the node's syslog has more [INTERNAL]")
+            return HookOutcome(problem="staging failed because of a bug; the node's syslog has more [INTERNAL]")
 
-    async def _staged(self, job: Job, wanted: Requested) -> tuple[str, ...]:
+    async def _staged(self, job: SlurmJob, wanted: Requested) -> tuple[str, ...]:
         """``NAME=path`` for each source, once all files are verified and mounted."""
         mounts = {f"/job-{job.id}.{job.restarts}/{one.name}": one.name for one in wanted.sources}
         body = request_body(tuple(one.source for one in wanted.sources), tuple(mounts), secret=wanted.secret)
@@ -124,7 +124,7 @@ class Hooks:
         paths = StagedFiles.of(await self.services.last_stage(stage.id, None)).paths
         return tuple(f"{name}={paths[mount]}" for mount, name in mounts.items())
 
-    async def _agreed(self, job: Job, body: MirrorRequestBody, mounts: list[str]) -> Mirror:
+    async def _agreed(self, job: SlurmJob, body: MirrorRequestBody, mounts: list[str]) -> Mirror:
         """The mirror of this job for all of its nodes, so that they see one commit of a branch.
 
         Mount locations name the job, so an equal mirror is of another node of it. A requests a mirror, which is READY
@@ -141,7 +141,7 @@ class Hooks:
         ]
         return min((own, *equal), key=lambda mirror: (mirror.created_at, mirror.id))
 
-    async def _until_over(self, job: Job) -> None:
+    async def _until_over(self, job: SlurmJob) -> None:
         while True:
             await asyncio.sleep(_CANCELED_SECONDS)
             if await self.is_over(job.id):
@@ -170,7 +170,7 @@ class Hooks:
         except BdnError as error:
             logger.warning("cannot release stage %s now: %s", stage_id, error)
 
-    def _refuse(self, job: Job, problem: str) -> None:
+    def _refuse(self, job: SlurmJob, problem: str) -> None:
         logger.warning("job %s gets no files: %s", job.id, problem)
         self.folders.leave(job, "error", [f"bdn: {printable(problem)}"])
 

@@ -16,7 +16,7 @@ _STAGES_OF: Final = "slurm-"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """A job on this node, as slurmd describes it to prolog and epilog."""
 
     id: int
@@ -48,7 +48,7 @@ class Job:
 class JobFolders:
     root: Path
 
-    def make(self, job: Job) -> None:
+    def make(self, job: SlurmJob) -> None:
         """Empty, also if the job was here before. Raises ``OSError``."""
         self.remove(job)
         self.root.mkdir(mode=0o755, exist_ok=True)
@@ -60,7 +60,7 @@ class JobFolders:
         is_ours = stages.startswith(_STAGES_OF) and number.isascii() and number.isdecimal()
         return not is_ours or (self.root / number).is_dir()
 
-    def leave(self, job: Job, name: str, lines: Sequence[str]) -> None:
+    def leave(self, job: SlurmJob, name: str, lines: Sequence[str]) -> None:
         """Write a file for the job's user. Raises ``OSError``."""
         whole = self._of(job) / name
         aside = whole.with_name(f".{name}")
@@ -70,8 +70,8 @@ class JobFolders:
             os.fchown(descriptor, job.uid, job.gid)
         aside.rename(whole)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: SlurmJob) -> None:
         shutil.rmtree(self._of(job), ignore_errors=True)
 
-    def _of(self, job: Job) -> Path:
+    def _of(self, job: SlurmJob) -> Path:
         return self.root / str(job.id)

@@ -20,7 +20,7 @@ from node_agent.csi.protocol.csi_pb2 import NodePublishVolumeRequest, NodeUnpubl
 from node_agent.csi.refusal import Refusal, mirroring, staging
 from node_agent.csi.settings import CsiSettings
 from node_agent.csi.target import Target, opened_view, uid_of
-from node_agent.csi.volume import Volume
+from node_agent.csi.volume import PodVolume
 from node_agent.csi.waiting import Call, Calls, in_thread
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class NodeVolumes:
         self, request: NodePublishVolumeRequest, target: Target, call: Call, seconds_left: float | None
     ) -> Refusal | None:
         try:
-            volume = Volume.parse(request, target, needs_token=self.settings.auth == "token")
+            volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
             stage = await call.hold(seconds_left, self._stage(volume, call))
             if stage is None:
                 return call.refusal(volume.named)
@@ -97,7 +97,7 @@ class NodeVolumes:
         logger.info("volume published", extra=facts)
         return None
 
-    async def _stage(self, volume: Volume, call: Call) -> StageDocument:
+    async def _stage(self, volume: PodVolume, call: Call) -> StageDocument:
         """A stage of this volume that is READY: the mounted one, or else one for a grant of now."""
         target = volume.target
         others = await call.ask(partial(self._stages_of, target))
@@ -114,7 +114,7 @@ class NodeVolumes:
                 await self._unstage(stage.id)
         return ready
 
-    async def _mirrored(self, volume: Volume, call: Call) -> Mirror:
+    async def _mirrored(self, volume: PodVolume, call: Call) -> Mirror:
         call.step = "waiting for the mirror"
         async with self.mirror(volume.token) as client:
             if volume.request is not None:
@@ -134,7 +134,7 @@ class NodeVolumes:
             raise InternalError(f"mirror {mirror.id} is READY and has no grant")
         return mirror
 
-    async def _staged(self, volume: Volume, grant: str, call: Call) -> StageDocument:
+    async def _staged(self, volume: PodVolume, grant: str, call: Call) -> StageDocument:
         call.step = "waiting for the agent of this node"
         request = StageRequest(job_id=volume.job_id, grant=grant, view=volume.view)
         stage = await call.ask(partial(self.agent.stage, request))

@@ -29,7 +29,7 @@ _READERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class PodVolume:
     """One volume of one pod. Either ``request`` says what is mirrored, or ``mirror_id`` names a mirror.
 
     ``token`` is the pod's own service-account token, good for minutes; it is sent to the mirror and kept nowhere.

@@ -148,7 +148,7 @@ async def page(
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class MirrorOwner:
     """The organisation that requested a mirror, and the team of it, or ``OF_ALL``."""
 
     organisation: str
@@ -158,10 +158,10 @@ class Owner:
 _OWNERS: Final = select(MirrorRow.id, MirrorRow.organisation, MirrorRow.team)
 
 
-async def owners(session: ReadSession, mirror_ids: Collection[str]) -> dict[str, Owner]:
+async def owners(session: ReadSession, mirror_ids: Collection[str]) -> dict[str, MirrorOwner]:
     """Of the mirrors that exist, in one statement also if there are none to look up."""
     found = select_in(session, _OWNERS, MirrorRow.id, sorted(mirror_ids) or [""])
-    return {mirror_id: Owner(organisation, team) async for mirror_id, organisation, team in found}
+    return {mirror_id: MirrorOwner(organisation, team) async for mirror_id, organisation, team in found}
 
 
 async def _sources(session: ReadSession, mirror_ids: Sequence[str]) -> dict[str, list[MirrorSourceRow]]:

@@ -16,14 +16,14 @@ from bdn.wire.shapes import status_of
 _JSON: Final = {"content-type": "application/json; charset=utf-8"}
 
 
-class RefusedError(Exception):
+class HubRefusalError(Exception):
     def __init__(self, answer: HubAnswer) -> None:
         super().__init__()
         self.answer = answer
 
 
 @dataclass(frozen=True)
-class Commit:
+class ResolvedCommit:
     """``refusal`` is the hub's answer to a caller who may not read its files. ``is_stale``: as the hub said it last."""
 
     sha: str
@@ -55,12 +55,12 @@ def answer_of(reply: HubReply) -> HubAnswer:
     return HubAnswer(status=reply.status, headers=headers, body=body)
 
 
-def _commit_headers(commit: Commit) -> dict[str, str]:
+def _commit_headers(commit: ResolvedCommit) -> dict[str, str]:
     stale = "bdn; the hub does not answer: this is what BDN holds, as the hub said it last"
     return {"x-repo-commit": commit.sha, **({"x-hf-warning": stale} if commit.is_stale else {})}
 
 
-def json_answer(document: object, commit: Commit) -> HubAnswer:
+def json_answer(document: object, commit: ResolvedCommit) -> HubAnswer:
     return HubAnswer(headers={**_JSON, **_commit_headers(commit)}, body=json.dumps(document))
 
 
@@ -79,11 +79,11 @@ def failure(error: BdnError) -> HubAnswer:
     return refusal(403 if status == 401 else status, "", str(error))
 
 
-def not_there(commit: Commit) -> HubAnswer:
+def not_there(commit: ResolvedCommit) -> HubAnswer:
     return refusal(404, "EntryNotFound", "Entry not found", _commit_headers(commit))
 
 
-def file_headers(file: Mapping[str, Any], commit: Commit) -> dict[str, str]:
+def file_headers(file: Mapping[str, Any], commit: ResolvedCommit) -> dict[str, str]:
     lfs = file.get("lfs")
     etag = lfs["oid"] if isinstance(lfs, dict) else file["oid"]
     headers = {"etag": f'"{etag}"', "accept-ranges": "bytes", "content-length": str(int(file["size"]))}

@@ -24,8 +24,8 @@ from bdn.core.store import PUBLIC
 from bdn.mirror.db import mirrors
 from bdn.mirror.db.waiting import SharedReads
 from bdn.mirror.hub.answers import (
-    Commit,
-    RefusedError,
+    HubRefusalError,
+    ResolvedCommit,
     answer_of,
     entries_below,
     failure,
@@ -77,12 +77,12 @@ class GatewayRules:
             any(fnmatch.fnmatchcase(repo_id, glob) for glob in globs) for globs in (self.allow, self.deny)
         )
         if is_denied or not is_allowed:
-            raise RefusedError(refusal(403, "", f"the operator of this gateway does not allow {repo_id}"))
+            raise HubRefusalError(refusal(403, "", f"the operator of this gateway does not allow {repo_id}"))
 
     def check_size(self, path: str, size: int) -> None:
         if self.largest is not None and size > self.largest:
             said = f"{path} has {size} bytes, and BDN_GATEWAY_LIMIT of this gateway's mirror is {self.largest}"
-            raise RefusedError(refusal(403, "", said))
+            raise HubRefusalError(refusal(403, "", said))
 
 
 @dataclass
@@ -125,7 +125,7 @@ class HubGateway:
                 return await self._about_no_repository(request, path)
             self.rules.check(call.repo_id)
             return await self._about(call, request, wait_seconds)
-        except RefusedError as refused:
+        except HubRefusalError as refused:
             return refused.answer
         except _HubSilentError:
             return refusal(504, "", _UNANSWERED)
@@ -201,7 +201,7 @@ class HubGateway:
     def _note_shared(self, size: int) -> None:
         self._shared_bytes += size
 
-    async def _commit(self, call: HubCall, request: HubRequest) -> Commit:
+    async def _commit(self, call: HubCall, request: HubRequest) -> ResolvedCommit:
         """The commit of the revision, and whether the caller may read its files."""
         fields = "" if call.kind in ("space", "kernel") else "?expand=sha&expand=private&expand=gated"
         target = f"{call.api}/revision/{quote(call.revision, safe='')}{fields}"
@@ -210,20 +210,20 @@ class HubGateway:
         if reply is None:
             return await self._last_commit(call)
         if reply.moved_to is not None and (there := HubCall.of(urlsplit(reply.moved_to).path)) is not None:
-            raise RefusedError(HubAnswer(status=307, headers={"location": call.moved(request.target, there)}))
+            raise HubRefusalError(HubAnswer(status=307, headers={"location": call.moved(request.target, there)}))
         if reply.status != 200:
-            raise RefusedError(answer_of(reply))
+            raise HubRefusalError(answer_of(reply))
         described = parsed(reply.body)
         sha = str(described.get("sha") if isinstance(described, dict) else "")
         if not COMMIT.fullmatch(sha):
             raise _HubSilentError
         self._remember(call, sha)
         if not described.get("gated"):
-            return Commit(sha)
+            return ResolvedCommit(sha)
         checked = await self._ask(
             HubRequest(method="GET", target=f"{call.api}/auth-check", authorization=request.authorization)
         )
-        return Commit(sha, None if checked.status == 200 else answer_of(checked))
+        return ResolvedCommit(sha, None if checked.status == 200 else answer_of(checked))
 
     def _remember(self, call: HubCall, sha: str) -> None:
         if sha != call.revision:
@@ -231,12 +231,12 @@ class HubGateway:
 
     # --- while the hub is silent: public repositories as they were last ---
 
-    async def _last_commit(self, call: HubCall) -> Commit:
+    async def _last_commit(self, call: HubCall) -> ResolvedCommit:
         sha = call.revision if COMMIT.fullmatch(call.revision) else (await self._revisions(call)).get(call.revision)
         tree = None if sha is None else await self._tree(call, sha)
         if sha is None or not tree or not self._is_public(call, next(iter(tree.values()))):
             raise _HubSilentError
-        return Commit(sha, is_stale=True)
+        return ResolvedCommit(sha, is_stale=True)
 
     async def _revisions(self, call: HubCall) -> dict[str, str]:
         """Branches and tags with the commits that they named last."""
@@ -342,12 +342,12 @@ class HubGateway:
         checksum = lfs["oid"] if isinstance(lfs := file.get("lfs"), dict) else file["oid"]
         return "hf", self.hub.endpoint, call.kind, call.repo_id, str(checksum), str(file["size"])
 
-    async def _entry(self, call: HubCall, commit: Commit, request: HubRequest) -> Mapping[str, Any]:
+    async def _entry(self, call: HubCall, commit: ResolvedCommit, request: HubRequest) -> Mapping[str, Any]:
         """What the listing or the hub says of one file."""
         tree = await self._tree(call, commit.sha)
         if tree is not None:
             if (file := tree.get(call.path)) is None:
-                raise RefusedError(not_there(commit))
+                raise HubRefusalError(not_there(commit))
             return file_entry(file)
         question = HubRequest(
             method="POST",
@@ -362,4 +362,4 @@ class HubGateway:
             if one.get("type") == "file" and one.get("path") == call.path:
                 found: Mapping[str, Any] = one
                 return found
-        raise RefusedError(not_there(commit))
+        raise HubRefusalError(not_there(commit))

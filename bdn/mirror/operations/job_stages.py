@@ -7,7 +7,7 @@ from typing import Final
 from bdn.mirror.access.callers import Caller
 from bdn.mirror.db import agents, mirrors, training
 from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.mirrors import Owner
+from bdn.mirror.db.mirrors import MirrorOwner
 from bdn.mirror.db.tables import AgentRow
 from bdn.wire.access_schema import Role
 from bdn.wire.shapes import moment
@@ -62,7 +62,7 @@ class JobStages:
         return sorted(stages, key=lambda stage: (_ORDER[stage.state], stage.id))
 
     @staticmethod
-    async def _shown(session: ReadSession, caller: Caller, job: str, owners: dict[str, Owner]) -> Collection[str]:
+    async def _shown(session: ReadSession, caller: Caller, job: str, owners: dict[str, MirrorOwner]) -> Collection[str]:
         """The mirrors of ``owners`` that the caller may see, or that are of the training job, if it may see that."""
         own = {
             mirror
@@ -73,7 +73,7 @@ class JobStages:
         return own | {state.row.mirror_id for state in jobs if state.row.mirror_id in owners}
 
 
-def _document(row: AgentRow, report: StageReport, owner: Owner | None, now: float) -> JobStage:
+def _document(row: AgentRow, report: StageReport, owner: MirrorOwner | None, now: float) -> JobStage:
     left = None if report.bytes_total is None else max(0, report.bytes_total - report.bytes_done)
     rate = report.bytes_per_second
     is_at_work = _ORDER[report.state] == _ORDER["STAGING"]

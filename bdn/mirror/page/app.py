@@ -17,7 +17,7 @@ from bdn.mirror.page.actions import actions_router
 from bdn.mirror.page.live import Feeds
 from bdn.mirror.page.problems import REMEDY
 from bdn.mirror.page.rendering import PATHS, Assets, Templates
-from bdn.mirror.page.routes import Page, access_router, views_router
+from bdn.mirror.page.routes import PageParts, access_router, views_router
 from bdn.mirror.page.sources import Sources
 from bdn.wire.shapes import status_of
 
@@ -53,7 +53,7 @@ def new_page(sources: Sources) -> ASGIApp:
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
-    app.state.page = Page(sources, templates, Feeds(sources, templates), assets)
+    app.state.page = PageParts(sources, templates, Feeds(sources, templates), assets)
     for router in ROUTERS:
         app.router.routes.extend(router.routes)
 

@@ -13,7 +13,7 @@ from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.problems import NodeState
 from bdn.mirror.page.rendering import Templates, path_of
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 
 _ROWS: Final = 50  # of the table on one page
 _MOST_CELLS: Final = 5000  # of the map; beyond it a cluster has to be chosen
@@ -31,7 +31,7 @@ class _Sum:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _ClusterFacts:
     sums: Sequence[_Sum]
     nodes: Sequence[NodeState]
     cluster: str
@@ -47,7 +47,7 @@ async def _read(sources: Sources, caller: Caller, asked: Asked) -> Show:
     nodes = [node for node in every if cluster in ("", node.cluster)]
     if cluster and not nodes:
         raise NotFoundError(f"cluster {cluster[:200]}")
-    return partial(_show, _Facts(list(_sums(every)), nodes, cluster, int(page)))
+    return partial(_show, _ClusterFacts(list(_sums(every)), nodes, cluster, int(page)))
 
 
 def _sums(nodes: Sequence[NodeState]) -> Iterator[_Sum]:
@@ -60,7 +60,7 @@ def _sums(nodes: Sequence[NodeState]) -> Iterator[_Sum]:
         yield _Sum(name, len(some), len(alive), held, budget)
 
 
-def _show(facts: _Facts, templates: Templates) -> Iterator[Part | Group]:
+def _show(facts: _ClusterFacts, templates: Templates) -> Iterator[Part | Group]:
     macros, drawing = templates.macros("cluster_parts.html"), templates.macros("drawing.html")
     pages = max(1, math.ceil(len(facts.nodes) / _ROWS))
     page = max(1, min(facts.page, pages))
@@ -107,4 +107,4 @@ def _said(node: NodeState) -> str:
     return f"{node.name}: {node.state}, {node.percent} % used"
 
 
-CLUSTER: Final = View("cluster", "Cluster", "cluster.html", _read, ("cluster", "page"), is_for_teams=False)
+CLUSTER: Final = PageView("cluster", "Cluster", "cluster.html", _read, ("cluster", "page"), is_for_teams=False)

@@ -22,7 +22,7 @@ from bdn.mirror.page.job_view import (
 from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.rendering import Macros, Templates
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.stage_schema import JobStage
 from bdn.wire.training_schema import PREFIX, LogQuery, TrainingJob, TrainingJobSearch
 
@@ -116,5 +116,5 @@ async def _checkpoints(sources: Sources, caller: Caller, view: JobView) -> list[
     return checkpoint_lines(found)
 
 
-JOBS: Final = View("jobs", "Jobs", "view.html", _read_all, ("all",))
-JOB: Final = View("job", "Job", "view.html", _read_one, ("id",), is_in_menu=False)
+JOBS: Final = PageView("jobs", "Jobs", "view.html", _read_all, ("all",))
+JOB: Final = PageView("job", "Job", "view.html", _read_one, ("id",), is_in_menu=False)

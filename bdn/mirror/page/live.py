@@ -16,7 +16,7 @@ from bdn.mirror.db.waiting import SharedRead, SharedReads
 from bdn.mirror.page.parts import Part, Snapshot
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import FRESH_SECONDS, Sources
-from bdn.mirror.page.views import Asked, View
+from bdn.mirror.page.views import Asked, PageView
 
 _MOST_VIEWERS: Final = 200  # of one organisation or team, in this process
 _CHECKED_SECONDS: Final = 5.0  # between two checks of a viewer's session
@@ -34,17 +34,17 @@ class Feeds:
         self._snapshots: SharedReads[_Key, Snapshot] = SharedReads(FRESH_SECONDS)
         self._viewers: Counter[Caller] = Counter()
 
-    def of(self, view: View, caller: Caller, asked: Asked) -> SharedRead[Snapshot]:
+    def of(self, view: PageView, caller: Caller, asked: Asked) -> SharedRead[Snapshot]:
         key = view.name, caller, tuple(asked.items())
         return self._snapshots.of(key, partial(self._read, view, caller, asked))
 
-    async def _read(self, view: View, caller: Caller, asked: Asked) -> Snapshot:
+    async def _read(self, view: PageView, caller: Caller, asked: Asked) -> Snapshot:
         show = await view.read(self._sources, caller, asked)
         parts = await asyncio.to_thread(lambda: {part.id: part for part in show(self._templates)})
         return Snapshot(parts, Part(self._macros.as_of(self._sources.now())))
 
     async def stream(
-        self, view: View, caller: Caller, asked: Asked, since: str, session_id: str | None
+        self, view: PageView, caller: Caller, asked: Asked, since: str, session_id: str | None
     ) -> AsyncGenerator[bytes]:
         """Yield what changed, as events. A viewer that has the snapshot named ``since`` does not receive it again.
 

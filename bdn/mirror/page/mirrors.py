@@ -11,7 +11,7 @@ from bdn.mirror.page.mirror_view import listed_mirrors, mirror_view
 from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.mirror_schema import Mirror, MirrorStatus
 
 _SYNCING: Final = 200
@@ -92,5 +92,5 @@ async def _read_one(sources: Sources, caller: Caller, asked: Asked) -> Show:
     return show
 
 
-MIRRORS: Final = View("mirrors", "Mirrors", "view.html", _read_all, ("status", "source", "before"))
-MIRROR: Final = View("mirror", "Mirror", "view.html", _read_one, ("id",), is_in_menu=False)
+MIRRORS: Final = PageView("mirrors", "Mirrors", "view.html", _read_all, ("status", "source", "before"))
+MIRROR: Final = PageView("mirror", "Mirror", "view.html", _read_one, ("id",), is_in_menu=False)

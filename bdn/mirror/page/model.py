@@ -12,7 +12,7 @@ from bdn.mirror.page.model_view import ModelView, model_view
 from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.access_schema import Role
 from bdn.wire.event_schema import EventDocument, Named
 from bdn.wire.mirror_schema import HeldManifest, HeldManifests
@@ -106,4 +106,4 @@ def _at_path(path: str, found: Sequence[PathMatch]) -> Show:
     return show
 
 
-MODEL: Final = View("model", "Models", "view.html", _read, ("of", "node", "after"), is_for_teams=False)
+MODEL: Final = PageView("model", "Models", "view.html", _read, ("of", "node", "after"), is_for_teams=False)

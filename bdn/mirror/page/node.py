@@ -13,7 +13,7 @@ from bdn.mirror.page.parts import Part
 from bdn.mirror.page.problems import NodeState, problems_of
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.access_schema import Role
 from bdn.wire.event_schema import EventDocument
 from bdn.wire.heartbeat_schema import AgentDocument
@@ -36,7 +36,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _NodeFacts:
     agent: AgentDocument
     held: Sequence[_Held]
     after: str
@@ -59,7 +59,7 @@ async def _read(sources: Sources, caller: Caller, asked: Asked) -> Show:
     is_operator = caller.role is Role.OPERATOR
     held = list(_rows(found if is_operator else found.without_holders()))
     ours = [event for event in events if event.cluster == cluster]
-    return partial(_show, _Facts(agent, held, after, found.next_cursor or "", ours, stages, is_operator))
+    return partial(_show, _NodeFacts(agent, held, after, found.next_cursor or "", ours, stages, is_operator))
 
 
 def _rows(found: HeldManifests) -> Iterator[_Held]:
@@ -70,7 +70,7 @@ def _rows(found: HeldManifests) -> Iterator[_Held]:
             yield _Held(sources, item.manifest, size, holding.complete, holding.held_by)
 
 
-def _show(facts: _Facts, templates: Templates) -> Iterator[Part]:
+def _show(facts: _NodeFacts, templates: Templates) -> Iterator[Part]:
     macros, agent = templates.macros("node_parts.html"), facts.agent
     yield Part(macros.heading(agent, NodeState.of(agent)))
     yield Part(macros.warnings(list(problems_of(agent))))
@@ -80,4 +80,4 @@ def _show(facts: _Facts, templates: Templates) -> Iterator[Part]:
     yield Part(macros.events(facts.events))
 
 
-NODE: Final = View("node", "Node", "node.html", _read, ("cluster", "node", "after"), is_in_menu=False)
+NODE: Final = PageView("node", "Node", "node.html", _read, ("cluster", "node", "after"), is_in_menu=False)

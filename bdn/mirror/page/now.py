@@ -8,10 +8,10 @@ from typing import Final
 from bdn.core.units import format_size
 from bdn.mirror.access.callers import Caller
 from bdn.mirror.page.parts import Part
-from bdn.mirror.page.problems import Problem, damage, problems_of, problems_of_mirrors
+from bdn.mirror.page.problems import KnownProblem, damage, problems_of, problems_of_mirrors
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.heartbeat_schema import AgentDocument
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import moment
@@ -22,8 +22,8 @@ _RUNNING: Final = 1000
 
 
 @dataclass(frozen=True)
-class _Facts:
-    problems: Sequence[Problem]
+class _NowFacts:
+    problems: Sequence[KnownProblem]
     agents: Sequence[AgentDocument]
     sees_agents: bool
     running: Sequence[Mirror]
@@ -44,11 +44,11 @@ async def _read(sources: Sources, caller: Caller, _: Asked) -> Show:
     of_mirrors = problems_of_mirrors([*failed, *waiting, *running, *ready], moment(sources.now()))
     problems = [*damage(damaged), *(one for agent in agents for one in problems_of(agent)), *of_mirrors]
     problems.sort(key=lambda one: one.kind != "bad")  # stable: within a kind, by place
-    facts = _Facts(problems, agents, sees_agents, running, has_mirrors=any([failed, waiting, running, ready]))
+    facts = _NowFacts(problems, agents, sees_agents, running, has_mirrors=any([failed, waiting, running, ready]))
     return partial(_show, facts)
 
 
-def _show(facts: _Facts, templates: Templates) -> Iterator[Part]:
+def _show(facts: _NowFacts, templates: Templates) -> Iterator[Part]:
     macros = templates.macros("now_parts.html")
     is_empty = not (facts.agents or facts.has_mirrors)
     yield Part(macros.heading())
@@ -57,7 +57,7 @@ def _show(facts: _Facts, templates: Templates) -> Iterator[Part]:
     yield Part(macros.figures(list(_figures(facts))))
 
 
-def _figures(facts: _Facts) -> Iterator[tuple[str, str]]:
+def _figures(facts: _NowFacts) -> Iterator[tuple[str, str]]:
     rate = sum(mirror.bytes_per_second or 0.0 for mirror in facts.running)
     yield "Mirrors at work", str(len(facts.running))
     yield "From upstreams", f"{format_size(round(rate))}/s"
@@ -72,4 +72,4 @@ def _figures(facts: _Facts) -> Iterator[tuple[str, str]]:
     yield "Unsynced checkpoints", format_size(sum(agent.unsynced_bytes for agent in facts.agents))
 
 
-NOW: Final = View("now", "Now", "now.html", _read)
+NOW: Final = PageView("now", "Now", "now.html", _read)

@@ -12,7 +12,7 @@ from bdn.mirror.page.parts import Group, Part
 from bdn.mirror.page.remedies import Problem, problem_of
 from bdn.mirror.page.rendering import Templates
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import Asked, Show, View
+from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.access_schema import Role
 from bdn.wire.operation_schema import Eviction, PrefetchNode
 
@@ -21,7 +21,7 @@ _NODES_SHOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLine:
+class OperationLine:
     cluster: str
     node: str
     state: str
@@ -69,12 +69,12 @@ async def _read_prefetch(sources: Sources, caller: Caller, asked: Asked) -> Show
     return show
 
 
-def _node(node: PrefetchNode) -> NodeLine:
+def _node(node: PrefetchNode) -> OperationLine:
     done, total = node.bytes_from.total, node.bytes_total
     percent = 100 if node.state == "READY" else None if not total else min(99, 100 * done // total)
     size = format_size(done) if total is None else f"{format_size(done)} of {format_size(total)}"
-    return NodeLine(node.cluster, node.node, node.state, percent, size, problem_of(node.error))
+    return OperationLine(node.cluster, node.node, node.state, percent, size, problem_of(node.error))
 
 
-EVICTION: Final = View("eviction", "Eviction", "view.html", _read_eviction, ("id",), is_in_menu=False)
-PREFETCH: Final = View("prefetch", "Prefetch", "view.html", _read_prefetch, ("id",), is_in_menu=False)
+EVICTION: Final = PageView("eviction", "Eviction", "view.html", _read_eviction, ("id",), is_in_menu=False)
+PREFETCH: Final = PageView("prefetch", "Prefetch", "view.html", _read_prefetch, ("id",), is_in_menu=False)

@@ -22,17 +22,17 @@ from bdn.mirror.page.operations import EVICTION, PREFETCH
 from bdn.mirror.page.rendering import PATHS, Assets, Templates
 from bdn.mirror.page.search import search
 from bdn.mirror.page.sources import Sources
-from bdn.mirror.page.views import LONGEST, View
+from bdn.mirror.page.views import LONGEST, PageView
 from bdn.net.api_server import EventStream
 from bdn.net.request_bodies import KNOW
 
-VIEWS: Final[tuple[View, ...]] = (NOW, CLUSTER, NODE, MIRRORS, MIRROR, MODEL, JOBS, JOB, EVICTION, PREFETCH)
+VIEWS: Final[tuple[PageView, ...]] = (NOW, CLUSTER, NODE, MIRRORS, MIRROR, MODEL, JOBS, JOB, EVICTION, PREFETCH)
 _COOKIE: Final = "bdn_session"
 _FOREVER: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
 @dataclass(frozen=True)
-class Page:
+class PageParts:
     sources: Sources
     templates: Templates
     feeds: Feeds
@@ -46,12 +46,12 @@ class Page:
         return HTMLResponse(self.templates.page(template, {**shared, **context}), status)
 
 
-async def _page(request: Request) -> Page:
-    found: Page = request.app.state.page
+async def _page(request: Request) -> PageParts:
+    found: PageParts = request.app.state.page
     return found
 
 
-ThePage = Annotated[Page, Depends(_page)]
+ThePage = Annotated[PageParts, Depends(_page)]
 
 
 async def _viewer(request: Request, page: ThePage) -> Caller:
@@ -140,7 +140,7 @@ async def find(page: ThePage, caller: Viewer, q: Annotated[str, Query(max_length
     return page.answer("search.html", caller, title="Search", found=found)
 
 
-def _login(page: Page, destination: str, problem: str = "", status: int = 200) -> Response:
+def _login(page: PageParts, destination: str, problem: str = "", status: int = 200) -> Response:
     context = {"destination": _within(destination), "problem": problem}
     return HTMLResponse(page.templates.page("login.html", context), status)
 
@@ -159,7 +159,7 @@ def _is_secure(request: Request) -> bool:
 _Answer = Callable[..., Awaitable[Response]]
 
 
-def _page_of(view: View) -> _Answer:
+def _page_of(view: PageView) -> _Answer:
     async def show(request: Request, page: ThePage, caller: Viewer) -> Response:
         asked = view.asked_by(request.query_params)
         snapshot = await page.feeds.of(view, caller, asked).get()
@@ -171,7 +171,7 @@ def _page_of(view: View) -> _Answer:
     return show
 
 
-def _stream_of(view: View) -> _Answer:
+def _stream_of(view: PageView) -> _Answer:
     async def stream(request: Request, page: ThePage, caller: Viewer) -> Response:
         asked = view.asked_by(request.query_params)
         await page.feeds.of(view, caller, asked).get()  # refuse before the stream begins
@@ -181,7 +181,7 @@ def _stream_of(view: View) -> _Answer:
     return stream
 
 
-def add_view(view: View) -> None:
+def add_view(view: PageView) -> None:
     views_router.add_api_route(view.path, _page_of(view), methods=["GET"], name=view.name)
     views_router.add_api_route(f"/ui/live/{view.name}", _stream_of(view), methods=["GET"], name=f"{view.name} live")
 

@@ -20,7 +20,7 @@ _Result = tuple[str, str, str]  # what it is, its name and its address
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     text: str
     results: Sequence[_Result]
 
@@ -30,8 +30,8 @@ class Found:
         return self.results[0][2] if len(self.results) == 1 else None
 
 
-async def search(sources: Sources, caller: Caller, text: str) -> Found:
-    return Found(text, [one async for one in _results(sources, caller, text)] if text else [])
+async def search(sources: Sources, caller: Caller, text: str) -> SearchResult:
+    return SearchResult(text, [one async for one in _results(sources, caller, text)] if text else [])
 
 
 async def _results(sources: Sources, caller: Caller, text: str) -> AsyncIterator[_Result]:

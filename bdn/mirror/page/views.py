@@ -11,12 +11,12 @@ from bdn.mirror.page.rendering import PATHS, Templates
 from bdn.mirror.page.sources import Sources
 
 LONGEST: Final = 4096  # characters of a value in an address
-Asked = Mapping[str, str]  # the query: a value for each name of ``View.asked``, empty if it is absent
+Asked = Mapping[str, str]  # the query: a value for each name of ``PageView.asked``, empty if it is absent
 Show = Callable[[Templates], Iterable[Part | Group]]  # runs in a thread
 
 
 @dataclass(frozen=True)
-class View:
+class PageView:
     """One view, at ``PATHS[name]``. ``template`` is its page, which places the parts by their ids.
 
     ``read`` raises what the API would raise for this caller. ``title`` is also its entry in the menu, if it has one;

@@ -15,7 +15,7 @@ from bdn.wire.mirror_schema import Mirror, MirrorSource
 from bdn.wire.shapes import ErrorBody, ReportedError
 from node_agent.csi.refusal import CODES, LONGEST_PROGRESS, Refusal, mirroring, still_waiting
 from node_agent.csi.target import Target, opened_view, uid_of
-from node_agent.csi.volume import Volume
+from node_agent.csi.volume import PodVolume
 from tests.support.agent.kubelet import Kubelet, Pod
 
 KUBELET = Path("/var/lib/kubelet")
@@ -23,9 +23,9 @@ POD = Pod(Kubelet(KUBELET), uid="6f1f0e4e-3f6a-4a3b-9a1e-0d2f3c4b5a69")
 PAGE = Path(__file__).parents[3] / "docs/kubernetes.md"
 
 
-def volume(**attributes: str) -> Volume:
+def volume(**attributes: str) -> PodVolume:
     target = Target.parse(str(POD.target), KUBELET)
-    return Volume.parse(POD.request({"source": "hf://org/model", **attributes}), target, needs_token=False)
+    return PodVolume.parse(POD.request({"source": "hf://org/model", **attributes}), target, needs_token=False)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from bdn.core.errors import MountFailedError
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.slurm.hooks import Hooks, Outages
-from bdn.slurm.job_folder import Job, JobFolders
+from bdn.slurm.job_folder import JobFolders, SlurmJob
 from bdn.wire.mirror_schema import Mirror, MirrorRequestBody, MirrorSource, MirrorStatus
 from bdn.wire.shapes import ErrorBody, Items
 from bdn.wire.stage_schema import StageDocument, StageRequest
 
-JOB = Job(id=7, restarts=0, uid=os.getuid(), gid=os.getgid(), nodes=2, comment="bdn:hf://org/model")
+JOB = SlurmJob(id=7, restarts=0, uid=os.getuid(), gid=os.getgid(), nodes=2, comment="bdn:hf://org/model")
 BEGAN = datetime(2026, 11, 29, tzinfo=UTC)
 
 
@@ -144,7 +144,7 @@ async def test_prolog__of_a_job_of_two_nodes__stages_the_same_mirror_on_both(
 
 
 @pytest.mark.parametrize("later", [replace(JOB, restarts=1), replace(JOB, id=8), replace(JOB, nodes=1)])
-async def test_prolog__of_another_start_or_job__stages_a_mirror_of_its_own(node: Node, later: Job) -> None:
+async def test_prolog__of_another_start_or_job__stages_a_mirror_of_its_own(node: Node, later: SlurmJob) -> None:
     """A job of one node needs no agreement."""
     for job in (JOB, later):
         assert await node.hooks.prolog(job, 60) == 0
