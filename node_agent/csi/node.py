@@ -24,7 +24,7 @@ from node_agent.csi.volume import PodVolume
 from node_agent.csi.waiting import Call, Calls, in_thread
 
 logger = logging.getLogger(__name__)
-_POLL_SECONDS: Final = 4.0  # figures that the kubelet is given are no older
+_POLL_SECONDS: Final = 4.0  # the kubelet gets figures of this age at most
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class _Pod:
             raise ValueError(f"its claim {_CLAIMS} is not an object")  # noqa: TRY004 - a wrong value
         namespace, account = said.get("namespace"), _named(said, "serviceaccount", "name")
         if not isinstance(namespace, str) or claims["sub"] != f"system:serviceaccount:{namespace}:{account}":
-            raise ValueError("its namespace and service account are not those of its subject")
+            raise ValueError("its namespace and service account differ from its subject")
         if not _named(said, "pod", "name") or not _named(said, "pod", "uid"):
             raise ValueError(
                 "it is bound to no pod: use the token that the kubelet gives to the driver or projects into a pod"

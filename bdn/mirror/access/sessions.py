@@ -1,4 +1,4 @@
-"""Log-ins to the operator's page: a random id in a cookie stands for the token that began it."""
+"""Log-ins to the operator's page: a random id in a cookie refers to the token that began it."""
 
 import secrets
 from collections.abc import Callable

@@ -39,7 +39,7 @@ from bdn.wire.mirror_schema import Holding
 # mistake are read from the mirror once more. Peers detect a dead agent sooner, at their first request.
 ALIVE_SECONDS: Final = 60.0
 FORGOTTEN_SECONDS: Final = 86400.0  # operations skip an agent that was silent for so long
-_JOB: Final = 1000  # characters of a job's name, of up to 4,096, where it stands with its node
+_JOB: Final = 1000  # characters of a job's name, of up to 4,096, in front of its node
 
 Name = tuple[str, str]  # of an agent: its cluster, and its node
 
@@ -212,7 +212,7 @@ _PROGRESSED: Final = (
 async def note_heard(session: WriteSession, heard: Mapping[Name, Heard]) -> None:
     """Record the time of the last heartbeat of these agents, as far as they are members, and the progress of stages.
 
-    The progress of a heartbeat is not written over a later state, which another heartbeat has brought meanwhile.
+    The progress of a heartbeat is not written over a later state of another heartbeat.
     """
     names = [({"its_cluster": name[0], "its_node": name[1]}, one) for name, one in sorted(heard.items())]
     connection = await session.connection()

@@ -1,4 +1,4 @@
-"""The stages of a job on all nodes, as the nodes' last heartbeats described them: who may see them, and in which order."""
+"""The stages of a job on all nodes, as the nodes' last heartbeats described them: their readers and their order."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class JobStages:
         """A page of the job's stages, slowest first, and the cursor of the next page.
 
         First those that FAILED, then those at work by the part that is filled, then those that are READY. An operator
-        sees the stages of all organisations; other callers those of mirrors or training jobs that they may see. One that
+        sees the stages of all organisations; other callers the stages of mirrors or training jobs that they may see. A stage that
         moves back in this order meanwhile may come on two pages.
         """
         now = self.database.now()

@@ -13,7 +13,7 @@ from bdn.wire.mirror_schema import HeldManifest
 from bdn.wire.operation_schema import EvictedItem, Eviction, EvictionRequest
 
 ITEMS_SHOWN: Final = 100
-PLAN_SECONDS: Final = 600.0  # a plan that is older says little of who holds what
+PLAN_SECONDS: Final = 600.0  # an older plan says little of the holders
 _AGENTS_HOLDER: Final = re.compile(r"job (.+) \(stage \w+\)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The view of a model, by source, digest or path: where it is, who holds it, why; evict and prefetch from here."""
+"""The view of a model, by source, digest or path: its places, holders and reasons; evict and prefetch from here."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

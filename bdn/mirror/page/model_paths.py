@@ -45,7 +45,7 @@ def mounted_at(place: str, mirrors: Sequence[Mirror]) -> list[PathMatch]:
 
 
 async def models_at(path: str, sources: Sources, caller: Caller) -> list[PathMatch]:
-    """From the newest 1000 mirrors; those of the path's stage alone if an event names it."""
+    """From the newest 1000 mirrors; only the stage's manifests if an event names the path."""
     stage, place = stage_and_place(path)
     mirrors, _ = await sources.requests.page(caller.organisation, "READY", None, None, _NEWEST, team=caller.team)
     found = mounted_at(place, mirrors)[:_SHOWN]

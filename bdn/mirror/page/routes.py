@@ -146,7 +146,7 @@ def _login(page: PageParts, destination: str, problem: str = "", status: int = 2
 
 
 def _within(destination: str) -> str:
-    """The address if it is one of this page, else that of its first view."""
+    """The address if it is one of this page, else the address of the first view."""
     is_ours = destination == PATHS["now"] or destination.startswith((f"{PATHS['now']}/", f"{PATHS['now']}?"))
     return destination if is_ours and destination.isascii() and destination.isprintable() else PATHS["now"]
 
