@@ -339,7 +339,7 @@ async def test_hub_cache__is_the_folder_of_the_repository(node: CsiNode, agent: 
 async def test_branch__that_moves_between_two_calls__leaves_one_stage(node: CsiNode, hub: Hub) -> None:
     await mirrored(node, SOURCE)
     pod = node.pod()
-    async with node.agent.daemon(BDN_AGENT_DOWNLOAD_RATE="20KB") as agent, node.driver():
+    async with node.agent.daemon(BDN_AGENT_DOWNLOAD_RATE="60KB") as agent, node.driver():
         await waits(pod, "on this node")
         hub.repositories["model", "org/model"].commit({"config.json": b"new"})
         assert await pod.publish({**SOURCE, "allowPatterns": "config.json"}) == OK
