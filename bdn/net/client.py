@@ -77,7 +77,7 @@ def unreachable_service(address: str, error: Exception) -> ServiceUnreachableErr
 def read_token(file: Path) -> str:
     """The token in a file that another program replaces before the token expires, such as the kubelet. Blocking.
 
-    Raises ``UnauthenticatedError``: there is no token.
+    Raises ``UnauthenticatedError``: the file cannot be read, or contains no token.
     """
     try:
         with file.open("rb") as opened:
@@ -85,7 +85,7 @@ def read_token(file: Path) -> str:
     except (OSError, ValueError) as error:
         raise UnauthenticatedError(f"the token in {file} cannot be read: {error}") from None
     if not token.isprintable() or " " in token or not token:
-        raise UnauthenticatedError(f"{file} holds no token: one line of printable ASCII without spaces")
+        raise UnauthenticatedError(f"{file} contains no token: expected one line of printable ASCII without spaces")
     return token
 
 

@@ -1,15 +1,13 @@
 """The operator's page in a real browser: log-in, live views, hostile names, and what a person needs who cannot see or click."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.support.mirror.page_world import HOSTILE, OPERATOR, TB, PageWorld, fill, held, page_world, use
-from tests.support.services.browser import AXE, Tab, chromium, tab
+from tests.support.mirror.page_world import HOSTILE, OPERATOR, TB, PageWorld, fill, held, use
+from tests.support.services.browser import AXE, Tab, tab
 
 pytestmark = [pytest.mark.embedded("the page reads through the services, whatever is behind them")]
 NODE: Final = "/ui/node?cluster=iad-h200&node=h200-005"
@@ -20,24 +18,6 @@ VIEWS: Final = {
     "search": "/ui/search?q=h200",
     "login": "/ui/login",
 }
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[PageWorld]:
-    async with page_world(tmp_path / "mirror") as world:
-        yield world
-
-
-@pytest.fixture
-async def opened(browser: Browser, world: PageWorld) -> AsyncIterator[Tab]:
-    async with tab(browser, world.url) as opened:
-        yield opened
 
 
 async def test_log_in__with_the_keyboard_alone__leads_to_the_view_that_was_asked_for_and_log_out_ends_it(

@@ -18,18 +18,12 @@ from tests.support.mirror.page_operations import stage
 from tests.support.mirror.page_world import OPERATOR, PageWorld, page_world
 from tests.support.mirror.service import Json, source
 from tests.support.mirror.training_jobs import JobAgent, JobClient, spec
-from tests.support.services.browser import Tab, chromium, tab
+from tests.support.services.browser import Tab, tab
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 pytestmark = [pytest.mark.embedded("the page reads through the services, whatever is behind them")]
 SOURCE: Final = "hf://org/model"
 HOLDER: Final = "job job-7 (stage stg_0123456789abcdef01234567)"
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The views of mirrors, models, jobs and operations: for all who read them, with names of any kind, and without JavaScript."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -9,29 +7,11 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.support.mirror.page_operations import fill_operations, stage
-from tests.support.mirror.page_world import HOSTILE, OPERATOR, PageWorld, held, page_world
-from tests.support.services.browser import AXE, Tab, chromium, tab
+from tests.support.mirror.page_world import HOSTILE, OPERATOR, PageWorld, held
+from tests.support.services.browser import AXE, Tab, tab
 
 pytestmark = [pytest.mark.embedded("the page reads through the services, whatever is behind them")]
 NARROW: Final[Any] = {"width": 320, "height": 800}
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[PageWorld]:
-    async with page_world(tmp_path / "mirror") as world:
-        yield world
-
-
-@pytest.fixture
-async def opened(browser: Browser, world: PageWorld) -> AsyncIterator[Tab]:
-    async with tab(browser, world.url) as opened:
-        yield opened
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make browser, where npm is there")

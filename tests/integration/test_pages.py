@@ -104,7 +104,7 @@ async def test_every_call_of_the_mirror_has_its_row(idle: MirrorUnderTest) -> No
 
 def test_every_page_and_form_of_the_mirror_has_its_row() -> None:
     found = {
-        (row[0].strip("`"), frozenset(quoted(row[2]))) for row in rows("page | who | query | form | shows or does")
+        (row[0].strip("`"), frozenset(quoted(row[2]))) for row in rows("page | role | query | form | shows or does")
     }
     views = {("GET " + view.path, frozenset(view.asked)) for view in VIEWS}
     offered = {

@@ -1,5 +1,7 @@
 """What tokens see of training jobs: a team its own, another organisation nothing, an agent the runs of its cluster."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,20 +23,24 @@ async def token(mirror: MirrorUnderTest, role: str, **fields: str) -> dict[str, 
     return {"Authorization": f"Bearer {made.json()['token']}"}
 
 
-async def test_the_stages_of_a_job__are_seen_by_those_who_see_the_job_and_for_its_own_mirror_alone(
-    upstreams: None, tmp_path: Path
-) -> None:
-    """A caller without a team creates a job in a team's project, so its mirror is the organisation's, not the team's."""
-    async with mirror_under_test(
-        tmp_path / "mirror", auth="token", token=OPERATOR, bearer=OPERATOR, work=False
-    ) as mirror:
+@asynccontextmanager
+async def with_a_project(folder: Path) -> AsyncIterator[tuple[MirrorUnderTest, str, list[dict[str, str]]]]:
+    """A mirror, the id of a project of team research, and callers: of the team, of another, of the organisation, of another."""
+    async with mirror_under_test(folder, auth="token", token=OPERATOR, bearer=OPERATOR, work=False) as mirror:
         database = mirror.service.requests.database
         for team in ("research", "other"):
             await mirror.http.post("/teams", json={"name": team}, headers={"BDN-Organisation": "acme"})
         async with database.write() as session:
             project = (await projects.project(session, "acme", "research", "llama", database.now())).id
-        research, other = [await token(mirror, "controller", team=team) for team in ("research", "other")]
-        whole, rival = await token(mirror, "controller"), await token(mirror, "controller", organisation="rival")
+        scopes: tuple[dict[str, str], ...] = ({"team": "research"}, {"team": "other"}, {}, {"organisation": "rival"})
+        yield mirror, project, [await token(mirror, "controller", **scope) for scope in scopes]
+
+
+async def test_the_stages_of_a_job__are_seen_by_those_who_see_the_job_and_for_its_own_mirror_alone(
+    upstreams: None, tmp_path: Path
+) -> None:
+    """A caller without a team creates a job in a team's project, so its mirror is the organisation's, not the team's."""
+    async with with_a_project(tmp_path / "mirror") as (mirror, project, (research, other, whole, rival)):
         agent = JobAgent(mirror, "n1")
         await agent.beat()
         path = f"/v1/training_projects/{project}/jobs"
@@ -62,17 +68,7 @@ async def test_the_stages_of_a_job__are_seen_by_those_who_see_the_job_and_for_it
 
 
 async def test_a_job__is_its_teams_its_organisations_and_its_clusters(upstreams: None, tmp_path: Path) -> None:
-    async with mirror_under_test(
-        tmp_path / "mirror", auth="token", token=OPERATOR, bearer=OPERATOR, work=False
-    ) as mirror:
-        database = mirror.service.requests.database
-        for team in ("research", "other"):
-            await mirror.http.post("/teams", json={"name": team}, headers={"BDN-Organisation": "acme"})
-        async with database.write() as session:
-            project = (await projects.project(session, "acme", "research", "llama", database.now())).id
-        research, other = [await token(mirror, "controller", team=team) for team in ("research", "other")]
-        whole = await token(mirror, "controller")
-        rival = await token(mirror, "controller", organisation="rival")
+    async with with_a_project(tmp_path / "mirror") as (mirror, project, (research, other, whole, rival)):
         here, there = [await token(mirror, "agent", cluster=cluster) for cluster in ("c", "d")]
 
         async def ask(who: dict[str, str], method: str, path: str, **given: Any) -> httpx2.Response:
