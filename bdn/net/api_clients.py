@@ -88,8 +88,10 @@ class MirrorClient(ContentClient):
         """``request`` as a dry run; listing a large source may take minutes."""
         return await self._call(Plan, "POST", "/mirror", body=body, params={"dry_run": "true"}, wait_seconds=600)
 
-    async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
-        return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
+    async def mirror(self, mirror_id: str, wait_seconds: float = 0, mount: str | None = None) -> Mirror:
+        """With ``mount`` the source with this mount location alone, and a grant for it alone."""
+        params = {} if mount is None else {"mount": mount}
+        return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds, params=params)
 
     async def mirrors(
         self, status: MirrorStatus | None = None, source: str | None = None, limit: int = 100
