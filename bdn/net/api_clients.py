@@ -234,9 +234,9 @@ class MirrorClient(ContentClient):
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
 
-    async def run_spec(self, run: str, rank: int, *, node: str, boot_id: str, volume_id: str) -> RunSpec:
-        """All that a rank needs, for the agent of the node where it was placed."""
-        params = {"node": node, "boot_id": boot_id, "volume_id": volume_id}
+    async def run_spec(self, run: str, rank: int, *, node: str, boot_id: str, volume_id: str | None = None) -> RunSpec:
+        """All that a rank needs, for the agent of its node, or for its pod, whose uid is the ``boot_id``."""
+        params = {"node": node, "boot_id": boot_id} | ({} if volume_id is None else {"volume_id": volume_id})
         return await self._call(RunSpec, "GET", f"/runs/{run}/{rank}", params=params)
 
     async def record_run_output(self, run: str, rank: int, output: RunOutput) -> None:
