@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
 from bdn.core.chunk import digest_of
-from bdn.core.errors import InvalidRequestError, MountFailedError
-from bdn.disk.binding import bind_read_only, is_bound, unbind
+from bdn.core.errors import InvalidRequestError, MountFailedError, NotSupportedError
+from bdn.disk.binding import bind_read_only, bind_unwritable, is_bound, unbind
 from bdn.disk.syscalls import open_without_links
 
 _BELOW: Final = re.compile(
@@ -62,13 +62,28 @@ class Target:
         except OSError:  # such as a mount of a file system that failed
             return False
 
-    def show(self, view: Path) -> None:
-        """Mount the view read-only. Idempotent. Raises ``MountFailedError``."""
+    def show(self, view: Path, *, is_read_only: bool) -> None:
+        """Mount the view read-only. Idempotent. ``is_read_only`` is what the kubelet requests of container runtimes.
+
+        Raises ``MountFailedError``, ``NotSupportedError``.
+        """
         try:
             self.path.mkdir(mode=0o755, exist_ok=True)
-            bind_read_only(view, self.path)
+            if is_read_only:
+                bind_read_only(view, self.path)
         except OSError as error:
             raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+        if not is_read_only:
+            self._show_unwritable(view)
+
+    def _show_unwritable(self, view: Path) -> None:
+        try:
+            bind_unwritable(view, self.path)
+        except OSError as error:
+            raise NotSupportedError(
+                f"a PersistentVolume that only its access mode makes read-only, on this node ({error.strerror})",
+                "set readOnly: true in the pod's persistentVolumeClaim volume",
+            ) from error
 
     def clear(self) -> str | None:
         """Unmount and remove the target. Returns a note if a mount was in use and is only detached.

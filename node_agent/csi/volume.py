@@ -40,6 +40,7 @@ class PodVolume:
     request: MirrorRequestBody | None
     mirror_id: str
     view: StageView
+    is_read_only: bool  # else by its access mode alone, and the kubelet has containers mount it rw
     token: str | None = field(repr=False)
 
     @property
@@ -70,7 +71,9 @@ class PodVolume:
         if (hub_cache := own.get("hubCache", "false")) not in ("true", "false"):
             raise InvalidRequestError(f'hubCache {hub_cache[:60]!a} must be "true" or "false"')
         view: StageView = "hub" if hub_cache == "true" else "files"
-        return cls(target, target.job_id(namespace, pod), _request(own), own.get("mirror", ""), view, token)
+        return cls(
+            target, target.job_id(namespace, pod), _request(own), own.get("mirror", ""), view, call.readonly, token
+        )
 
 
 def _check_access(call: NodePublishVolumeRequest) -> None:
