@@ -23,7 +23,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An agent that runs jobs. ``gpus_used`` and ``slots_used`` by active jobs. ``is_alive``: it may be given more."""
+    """An agent that runs jobs. ``gpus_used`` and ``slots_used`` by active jobs. ``is_alive``: it may be given more.
+
+    Without a ``name``: a node that Kubernetes chooses.
+    """
 
     cluster: str
     name: str
