@@ -68,7 +68,8 @@ def no_capacity(demand: Demand, nodes: Sequence[Node]) -> Failure:
     reported = f"agents have reported nodes with {', '.join(having)}" if having else "no agent runs jobs"
     return Failure(
         "NO_SUCH_CAPACITY",
-        f"no cluster could ever run this job, which needs {demand}: {reported}. Request less, or start agents with the role job",
+        f"no cluster could ever run this job, which needs {demand}: {reported}. "
+        "Request less, start agents with the role job, or list the GPU type in BDN_KUBERNETES",
     )
 
 

@@ -1,5 +1,6 @@
 """What became of a rank, from what Kubernetes says of its pod. No I/O."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -17,6 +18,7 @@ _OVER: Final = ("Succeeded", "Failed")  # phases in which no container runs
 _OF_DISKS: Final = ("ephemeral", "emptyDir", "EmptyDir")  # in messages of the kubelet
 _DISRUPTION: Final = "DisruptionTarget"
 _BY_CONTROL_PLANE: Final = ("DeletionByTaintManager", "DeletionByPodGC")  # its node is unreachable, or gone
+_WITH_CODE: Final = re.compile(r"(.+) \[([A-Z_]{1,64})\]", re.DOTALL)
 _LONGEST: Final = 2000  # characters of a message
 
 
@@ -122,12 +124,13 @@ def _ended_by_kubernetes(pod: Pod) -> ErrorBody | None:
 def _ended_by_container(pod: Pod) -> ErrorBody | None:
     prepare, main, follow = (pod.state_of(name).terminated for name in (PREPARE, MAIN, FOLLOW))
     if prepare is not None and prepare.code:
-        return _error("INTERNAL", f"it could not be prepared (exit code {prepare.code}): {_said(prepare)}")
+        said, code = _said_by_bdn(prepare)
+        return _error(code or "INTERNAL", f"it could not be prepared: {said}")
     if main is not None and _did_not_start(main):
-        return _error("INVALID_REQUEST", f"its image could not be started: {_said(main)}")
+        return _error("INVALID_REQUEST", f"its image could not be started: {main.message or main.reason}")
     if main is not None and not main.code and follow is not None and follow.code:
-        said = f"its checkpoints were not pushed (exit code {follow.code}): {_said(follow)}"
-        return _error("CHECKPOINT_SYNC_FAILED", said)
+        said, _ = _said_by_bdn(follow)
+        return _error("CHECKPOINT_SYNC_FAILED", f"its output and checkpoints were not all sent: {said}")
     return None
 
 
@@ -144,8 +147,12 @@ def _never(pod: Pod) -> ErrorBody | None:
     return None
 
 
-def _said(ended: Terminated) -> str:
-    return ended.message.strip() or ended.reason or "no reason given"
+def _said_by_bdn(ended: Terminated) -> tuple[str, str]:
+    """Why ``bdn-rank`` failed, and the error's code; empty if it was ended before it could say that."""
+    said, code = ended.message.strip(), ""
+    if (found := _WITH_CODE.fullmatch(said)) is not None:
+        said, code = found[1], found[2]
+    return said or f"exit code {ended.code}, {ended.reason or 'no reason given'}", code
 
 
 def _error(code: str, message: str) -> ErrorBody:
