@@ -117,19 +117,16 @@ class NodeVolumes:
     async def _mirrored(self, volume: PodVolume, call: Call) -> Mirror:
         call.step = "waiting for the mirror"
         async with self.mirror(volume.token) as client:
-            if volume.request is not None:
-                mirror = await call.ask(partial(client.request, volume.request))
-            else:
-                mirror = await call.ask(partial(client.mirror, volume.mirror_id))
+            first = partial(client.mirror, volume.mirror_id, mount=volume.mount)
+            mirror = await call.ask(partial(client.request, volume.request) if volume.request else first)
             while mirror.status not in MIRROR_TERMINAL:
                 call.step = mirroring(mirror)
-                mirror = await call.ask(partial(client.mirror, mirror.id, _POLL_SECONDS))
+                mirror = await call.ask(partial(client.mirror, mirror.id, _POLL_SECONDS, volume.mount))
         if mirror.status != "READY":
             raise ReportedError(mirror.error) if mirror.error else CanceledError(f"mirror {mirror.id}")
         if len(mirror.sources) != 1:
-            raise InvalidRequestError(
-                f"mirror {mirror.id} has {len(mirror.sources)} sources, and a volume shows one: name each by a volume with source"
-            )
+            named = f"mirror {mirror.id} has {len(mirror.sources)} sources"
+            raise InvalidRequestError(f"{named}, and a volume shows one: give the mountLocation of one of them")
         if mirror.grant is None:
             raise InternalError(f"mirror {mirror.id} is READY and has no grant")
         return mirror
