@@ -21,7 +21,7 @@ from tests.doubles.request_log import RequestLog
 
 Json = dict[str, Any]
 NAMESPACE: Final = "training"
-TOKEN: Final = "the-mirrors-own-service-account"  # noqa: S105 - of a test
+TOKEN: Final = "the-mirrors-own-service-account"
 VERSIONS: Final = ("1.30", "1.37")
 _PATH: Final = re.compile(
     r"/(?:api/v1|apis/batch/v1)/namespaces/([a-z0-9-]+)/(jobs|pods|services|secrets)(?:/([a-z0-9.-]+))?"

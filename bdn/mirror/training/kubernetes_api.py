@@ -180,10 +180,13 @@ class Connection:
             following = answer.metadata.following or None
         return found
 
-    async def create(self, path: str, name: str, manifest: Mapping[str, JsonValue]) -> str:
-        """The uid of the object of this name in a path, created unless it exists. Raises ``RefusedObjectError``."""
+    async def create(self, path: str, manifest: Mapping[str, JsonValue]) -> str | None:
+        """Create an object in a path. Returns its uid, or None if it exists. Raises ``RefusedObjectError``."""
         body = await self._answer("POST", path, manifest, accepts=(_EXISTS,))
-        return self._parsed(_Object, body or await self._answer("GET", f"{path}/{name}")).metadata.uid
+        return None if body is None else self._parsed(_Object, body).metadata.uid
+
+    async def uid_of(self, path: str) -> str:
+        return self._parsed(_Object, await self._answer("GET", path)).metadata.uid
 
     async def annotate(self, path: str, uid: str, annotations: Mapping[str, JsonValue]) -> bool:
         """Set annotations of the object with this uid. Returns False if it is gone."""

@@ -152,16 +152,14 @@ class Pods:
             return
         try:
             described = await self._described(row)
-            namespace, name = described.namespace, name_of(row.id)
-            core = f"/api/v1/namespaces/{namespace}"
-            if job is None:
-                uid = await connection.create(_jobs(namespace), name, manifests.job_of(described))
-            else:
-                uid = job.metadata.uid
-            await connection.create(f"{core}/services", name, manifests.service_of(described, uid))
+            path = _jobs(described.namespace)
+            made = job.metadata.uid if job is not None else await connection.create(path, manifests.job_of(described))
+            uid = made or await connection.uid_of(f"{path}/{name_of(row.id)}")  # of a Job that another process made
+            core = f"/api/v1/namespaces/{described.namespace}"
+            await connection.create(f"{core}/services", manifests.service_of(described, uid))
             if described.login is not None:
                 secret = manifests.secret_of(described, described.login, uid)
-                await connection.create(f"{core}/secrets", name, secret)
+                await connection.create(f"{core}/secrets", secret)
         except CallerError as error:
             async with self.database.write() as session:
                 if (fresh := await training.lock(session, row.id)) is not None:
