@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
@@ -61,6 +61,24 @@ class Target:
             return is_bound(view, self.path)
         except OSError:  # such as a mount of a file system that failed
             return False
+
+    def make(self) -> None:
+        """Create the target, unless something is there. Raises ``MountFailedError``.
+
+        A pod is deleted while its volume is waited for: where no target exists, the kubelet removes the pod's directory with the file that it
+        needs to unpublish (getPodVolumePathListFromDisk), and never calls again; stage and lease would stay.
+        """
+        try:
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o755)
+        except OSError as error:
+            raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+
+    def empty(self) -> str | None:
+        """Unmount the target and make it an empty directory. Returns and raises what ``clear`` does."""
+        note = self.clear()
+        self.make()
+        return note
 
     def show(self, view: Path) -> None:
         """Mount the view read-only. Idempotent. Raises ``MountFailedError``."""

@@ -23,6 +23,7 @@ from tests.kubernetes.nodes import HERE, Node
 
 ROOT: Final = HERE.parents[1]
 DRIVER: Final = "csi.bdn.dev"
+MIRROR: Final = "http://10.96.0.50:8460"  # its Service
 HOST: Final = "10.77.0.1"  # as pods reach it
 LIST: Final = "cd /w && busybox find * -type f | busybox sort | busybox xargs busybox sha256sum"
 READ: Final = (
@@ -63,6 +64,7 @@ class Cluster:
         spec = {
             "terminationGracePeriodSeconds": 1,
             "enableServiceLinks": False,
+            "dnsPolicy": "Default",
             "securityContext": {"fsGroup": 2000},
             "nodeSelector": {"kubernetes.io/hostname": node.name} if node else {},
             "initContainers": [{"name": "init", "command": ["/bin/sh", "-c", LIST], **one}] if script == READ else [],
@@ -86,16 +88,32 @@ class Cluster:
 
         await until(condition)
 
-    async def reads(self, name: str, namespace: str = "default", lines: int = 3) -> Json:
+    async def reads(self, name: str, namespace: str = "default") -> Json:
         """What a pod with the script READ wrote once it runs."""
         await self.running(name, namespace)
+        main = await self.log_of(name, 3, namespace)
+        init = (await self.api.log(name, "init", namespace)).splitlines()
+        return {"init": init, "main": main, "events": await self.api.events(name, namespace)}
+
+    async def log_of(self, name: str, lines: int, namespace: str = "default") -> list[str]:
+        """The log of the container "main", once it has so many lines."""
 
         async def condition() -> bool:
             return len((await self.api.log(name, "main", namespace)).splitlines()) >= lines
 
         await until(condition)
-        logs = {each: (await self.api.log(name, each, namespace)).splitlines() for each in ("init", "main")}
-        return {**logs, "events": await self.api.events(name, namespace)}
+        return (await self.api.log(name, "main", namespace)).splitlines()
+
+    async def logs(self) -> str:
+        """Of all containers of BDN, also of those before a restart."""
+        parts = []
+        for pod in await self.api.pods("bdn"):
+            name = pod["metadata"]["name"]
+            for container in pod["spec"]["containers"]:
+                for previous in ("true", "false"):
+                    path = f"/api/v1/namespaces/bdn/pods/{name}/log"
+                    parts.append(await self.api.text(path, container=container["name"], previous=previous))
+        return "\n".join(parts)
 
     async def refused(self, name: str, code: str, namespace: str = "default") -> str:
         """The event with this code."""
@@ -140,7 +158,7 @@ class Cluster:
     async def served_bytes(self) -> int:
         """What the mirror has sent to agents so far."""
         async with httpx2.AsyncClient(trust_env=False) as client:
-            page = (await client.get("http://10.96.0.50:8460/metrics")).raise_for_status().text
+            page = (await client.get(f"{MIRROR}/metrics")).raise_for_status().text
         line = next(one for one in page.splitlines() if one.startswith("bdn_mirror_served_bytes_total"))
         return int(float(line.split()[1]))
 

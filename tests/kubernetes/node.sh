@@ -10,7 +10,7 @@ mkdir -p "$disk"
 mount -o loop "$d/disk.img" "$disk"
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
-for place in /var/lib/kubelet /var/lib/bdn /var/lib/cni /srv/mirror; do mkdir -p "$place" "$disk$place"; mount --bind "$disk$place" "$place"; done
+for place in /var/lib/kubelet /var/lib/bdn /var/lib/cni /var/log /srv/mirror; do mkdir -p "$place" "$disk$place"; mount --bind "$disk$place" "$place"; done
 chown 999:999 /srv/mirror
 mkdir -p /run/cni
 cat > /run/cni/10-bridge.conflist <<C

@@ -17,6 +17,7 @@ users: [{name: admin, user: {token: $token}}]
 contexts: [{name: c, context: {cluster: c, user: admin}}]
 current-context: c
 C
+ip route add 10.96.0.0/24 dev rig0  # of Services, for programs outside pods
 export KUBECONFIG=$dir/kubeconfig
 sysctl -qw net.ipv4.ip_forward=1 net.bridge.bridge-nf-call-iptables=1 2>/dev/null || true
 start etcd etcd --data-dir "$dir/etcd" --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380
