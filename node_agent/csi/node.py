@@ -87,6 +87,7 @@ class NodeVolumes:
     ) -> Refusal | None:
         try:
             volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
+            await in_thread(target.make)
             stage = await call.hold(seconds_left, self._stage(volume, call))
             if stage is None:
                 return call.refusal(volume.named)
@@ -104,7 +105,7 @@ class NodeVolumes:
         for stage in others:
             if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
                 return stage
-        if note := await in_thread(target.clear):
+        if note := await in_thread(target.empty):
             logger.warning("%s", note)
         mirror = await self._mirrored(volume, call)
         ready = await self._staged(volume, str(mirror.grant), call)
