@@ -123,7 +123,7 @@ async def test_caller__of_a_cluster__is_accepted_while_another_one_of_its_issuer
 ) -> None:
     silent, other, clock, accounts = alike
     silent.fail(answer(500))
-    assert await accounts.caller(other.token("lab")) == Caller("acme", Role.POD, team="other.lab")
+    assert await accounts.caller(other.token("lab")) == Caller("acme", Role.POD, "other", "other.lab", POD_UID)
     with pytest.raises(StoreUnavailableError, match="'one'"):  # its key may be of this one
         await accounts.caller(silent.token("lab"))
     clock.advance(60)
