@@ -48,11 +48,7 @@ class NodeVolumes:
         async with self.calls.alone(target.path) as call:
             refusal = await self._published(request, target, call, seconds_left)
             if refusal is not None and refusal.is_final:
-                try:
-                    await self._take_back(target)
-                except BdnError as error:  # not final: the kubelet calls again, or unpublishes
-                    text = f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
-                    refusal = Refusal(StatusCode.UNAVAILABLE, text)
+                refusal = await self._refused(target, refusal)
         if refusal is not None:
             facts = {"volume": request.volume_id, "target": str(target.path), "status": refusal.status.name}
             logger.warning("volume not published: %s", refusal.text, extra=facts)
@@ -97,13 +93,34 @@ class NodeVolumes:
         logger.info("volume published", extra=facts)
         return None
 
+    async def _refused(self, target: Target, refusal: Refusal) -> Refusal | None:
+        """Take back what earlier calls did: after a final code the kubelet does not.
+
+        A volume that is mounted stays, and the call succeeds. A kubelet that restarts publishes the volumes of running
+        pods again, and what was right for an earlier driver, CSIDriver or mirror may be refused by now.
+        """
+        try:
+            if stage := await self._shown(target, await self._stages_of(target)):
+                logger.warning("refused, but mounted before: it stays: %s", refusal.text, extra={"stage": stage.id})
+                return None
+            await self._take_back(target)
+        except BdnError as error:  # not final: the kubelet calls again, or unpublishes
+            text = f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
+            return Refusal(StatusCode.UNAVAILABLE, text)
+        return refusal
+
+    async def _shown(self, target: Target, stages: Iterable[StageDocument]) -> StageDocument | None:
+        for stage in stages:
+            if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
+                return stage
+        return None
+
     async def _stage(self, volume: PodVolume, call: Call) -> StageDocument:
         """A stage of this volume that is READY: the mounted one, or else one for a grant of now."""
         target = volume.target
         others = await call.ask(partial(self._stages_of, target))
-        for stage in others:
-            if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
-                return stage
+        if shown := await self._shown(target, others):
+            return shown
         if note := await in_thread(target.clear):
             logger.warning("%s", note)
         mirror = await self._mirrored(volume, call)

@@ -146,6 +146,21 @@ async def test_volume__published_again__is_the_same_mount_and_stage(node: CsiNod
         assert await pod.unpublish() == OK
 
 
+async def test_volume__of_a_running_pod__stays_when_a_repeated_publish_would_be_refused(
+    node: CsiNode, agent: Daemon
+) -> None:
+    """A kubelet that restarts publishes again, to a driver or with a CSIDriver that may have other rules by then."""
+    pod = node.pod()
+    async with node.driver():
+        assert await pod.publish(SOURCE) == OK
+    async with node.driver(BDN_AUTH="token"):
+        for attributes in (SOURCE, {**SOURCE, "of_an_earlier_version": ""}, {"source": "nonsense"}):
+            assert await pod.publish(attributes) == OK
+            assert tree(pod.target) == MODEL
+        assert await pod.unpublish() == OK
+        await node.assert_nothing_is_left(agent, pod)
+
+
 async def test_unpublish__of_a_volume_that_never_was__succeeds(node: CsiNode, agent: Daemon) -> None:
     async with node.driver():
         assert await node.pod().unpublish() == OK
