@@ -246,7 +246,9 @@ async def test_volume__whose_mirror_takes_longer_than_the_call__is_aborted_with_
         text = await waits(pod, " of 10.2 MB copied to the mirror")
         assert text.startswith("hf://org/model@main: ")
         assert len(text) <= 200
-        assert list(pod.target.iterdir()) == [], "without it the kubelet removes the folder of a deleted pod, and cannot unpublish"
+        assert list(pod.target.iterdir()) == [], (
+            "without it the kubelet removes the folder of a deleted pod, and cannot unpublish"
+        )
 
         hub.release_stalled()
         assert await pod.publish(SOURCE) == OK

@@ -13,7 +13,9 @@ from bdn.net.api_clients import AgentClient
 from bdn.wire.stage_schema import StageDocument
 
 HERE: Final = Path(__file__).parent
-_STARTED: Final = re.compile(r'(\d\d):(\d\d):([\d.]+) .*operationExecutor\.MountVolume started for volume "(.*?)" \(.*?pod "(.*?)"')
+_STARTED: Final = re.compile(
+    r'(\d\d):(\d\d):([\d.]+) .*operationExecutor\.MountVolume started for volume "(.*?)" \(.*?pod "(.*?)"'
+)
 _ENDED: Final = re.compile(r'(\d\d):(\d\d):([\d.]+) .*MountVolume\.SetUp succeeded for volume "(.*?)" \(.*?pod "(.*?)"')
 
 
@@ -99,7 +101,7 @@ def listening_ports(pid: int) -> list[int]:
     sockets: set[str] = set()
     for each in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            sockets.add(os.readlink(each))
+            sockets.add(str(each.readlink()))
         except OSError:  # closed meanwhile
             continue
     ports = []
