@@ -87,10 +87,11 @@ class NodeVolumes:
     ) -> Refusal | None:
         try:
             volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
+            await in_thread(target.make)
             stage = await call.hold(seconds_left, self._stage(volume, call))
             if stage is None:
                 return call.refusal(volume.named)
-            await in_thread(partial(self._show, target, stage))
+            await in_thread(partial(self._show, volume, stage))
         except BdnError as error:
             return Refusal.of(error)
         facts = {"volume": request.volume_id, "stage": stage.id, "job": stage.job_id, "target": str(target.path)}
@@ -104,7 +105,7 @@ class NodeVolumes:
         for stage in others:
             if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
                 return stage
-        if note := await in_thread(target.clear):
+        if note := await in_thread(target.empty):
             logger.warning("%s", note)
         mirror = await self._mirrored(volume, call)
         ready = await self._staged(volume, str(mirror.grant), call)
@@ -142,14 +143,14 @@ class NodeVolumes:
             raise ReportedError(stage.error) if stage.error else CanceledError(f"stage {stage.id}")
         return stage
 
-    def _show(self, target: Target, stage: StageDocument) -> None:
+    def _show(self, volume: PodVolume, stage: StageDocument) -> None:
         (mount,) = stage.mounts
         if mount.exposure != "none":
             raise MountFailedError(
                 mount.path, f"the agent exposes stages by {mount.exposure}: set BDN_AGENT_EXPOSURE=none for it"
             )
         with opened_view(self.settings.effective_mounts_dir, stage.id, mount.path) as view:
-            target.show(view)
+            volume.target.show(view, is_read_only=volume.is_read_only)
 
     def _is_shown(self, target: Target, stage: StageDocument) -> bool:
         try:

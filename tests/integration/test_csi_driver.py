@@ -210,7 +210,7 @@ async def test_volume__whose_mirror_takes_longer_than_the_call__is_aborted_with_
         text = await waits(pod, " of 10.2 MB copied to the mirror")
         assert text.startswith("hf://org/model@main: ")
         assert len(text) <= 200
-        assert not pod.target.exists()
+        assert list(pod.target.iterdir()) == [], "without it the kubelet removes the folder of a deleted pod, and cannot unpublish"
 
         hub.release_stalled()
         assert await pod.publish(SOURCE) == OK
@@ -336,6 +336,30 @@ async def test_patterns_and_access_mode__of_a_persistent_volume__are_honoured(no
         capability = csi_pb2.VolumeCapability(mount=csi_pb2.VolumeCapability.MountVolume(), access_mode=mode)
         assert await pod.publish(attributes, readonly=False, volume_capability=capability) == OK, node.log
         assert tree(pod.target) == {"config.json": b"{}"}
+
+
+# What runc since 1.2 does with a mount that the kubelet does not call read-only, and what root in the container then tries.
+IN_A_CONTAINER = (
+    'mount --bind "$1" "$1" && mount -o remount,bind,rw "$1" && cat "$1/config.json" && echo wrong >"$1/config.json"'
+)
+
+
+async def test_persistent_volume__that_a_container_runtime_makes_writable__is_closed_to_root_in_the_container(
+    node: CsiNode, agent: Daemon
+) -> None:
+    mode = csi_pb2.VolumeCapability.AccessMode(mode=csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY)
+    capability = csi_pb2.VolumeCapability(mount=csi_pb2.VolumeCapability.MountVolume(), access_mode=mode)
+    pod = node.pod(volume="llama-pv")
+    async with node.driver():
+        assert await pod.publish(SOURCE, readonly=False, volume_capability=capability) == OK, node.log
+        command = ["unshare", "--mount", "sh", "-c", IN_A_CONTAINER, "sh", str(pod.target)]
+        root = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert (root.stdout, root.returncode) == ("{}", 2), root
+        assert "Permission denied" in root.stderr
+        assert tree(pod.target) == MODEL
+        assert await pod.publish(SOURCE, readonly=False, volume_capability=capability) == OK
+        assert await pod.unpublish() == OK
+        await node.assert_nothing_is_left(agent, pod)
 
 
 async def test_hub_cache__is_the_folder_of_the_repository(node: CsiNode, agent: Daemon) -> None:

@@ -108,6 +108,32 @@ async def test_caller__two_clusters_of_one_issuer__each_has_its_own_keys(tmp_pat
         assert await both.caller(other.token("lab")) == Caller("rival", Role.POD, "other", "other.lab", POD_UID)
 
 
+@pytest.fixture
+def alike(tmp_path: Path) -> Iterator[tuple[Issuer, Issuer, Clock, ServiceAccounts]]:
+    """Two clusters that were set up alike: one issuer, with different keys. The second one lists its namespaces."""
+    with Issuer() as one, Issuer() as other:
+        other.keys, other.publishes = {"other-0": other.keys["key-0"]}, ["other-0"]
+        clusters = {"one": one.cluster(organisation="acme"), "other": other.cluster() + MAPPED}
+        clock = Clock()
+        yield one, other, clock, ServiceAccounts(load_clusters(write_clusters(tmp_path / "k.toml", **clusters)), clock)
+
+
+async def test_caller__of_a_cluster__is_accepted_while_another_one_of_its_issuer_does_not_answer(
+    alike: tuple[Issuer, Issuer, Clock, ServiceAccounts],
+) -> None:
+    silent, other, clock, accounts = alike
+    silent.fail(answer(500))
+    assert await accounts.caller(other.token("lab")) == Caller("acme", Role.POD, "other", "other.lab", POD_UID)
+    with pytest.raises(StoreUnavailableError, match="'one'"):  # its key may be of this one
+        await accounts.caller(silent.token("lab"))
+    clock.advance(60)
+    reads = silent.reads
+    assert await accounts.caller(other.token("lab")) is not None
+    assert "'lost' of cluster 'other' belongs to no organisation" in await refusal(accounts, other.token("lost"))
+    assert "expired" in await refusal(accounts, other.token("lab", exp=NOW - HOUR))
+    assert silent.reads == reads + 1, "only the token that is refused may be of the other one"
+
+
 async def test_caller__elliptic_key__is_accepted(accounts: ServiceAccounts, issuer: Issuer) -> None:
     issuer.rotate(elliptic=True)
     assert await accounts.caller(issuer.token()) is not None
