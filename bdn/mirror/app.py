@@ -62,6 +62,7 @@ from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.training.controller import Controller
+from bdn.mirror.training.described import Describer
 from bdn.mirror.training.jobs import TrainingJobs
 from bdn.mirror.training.kubernetes_api import KubernetesApi
 from bdn.mirror.training.logs import Logs
@@ -398,11 +399,12 @@ def runners_of_pods(
     clusters: Mapping[str, KubernetesCluster], database: Database, steps: Steps, runs: JobRuns, caches: TrainingCaches
 ) -> list[Pods]:
     """Blocking. Raises ``InvalidRequestError`` if a file of authorities cannot be used."""
-    return [
-        Pods(name, cluster, cluster.jobs, KubernetesApi(name, cluster.jobs), database, steps, runs, caches)
-        for name, cluster in clusters.items()
-        if cluster.jobs is not None
-    ]
+    found: list[Pods] = []
+    for name, cluster in clusters.items():
+        if (jobs := cluster.jobs) is not None:
+            describer = Describer(name, cluster.audience, jobs, database, runs, caches)
+            found.append(Pods(name, cluster, jobs, KubernetesApi(name, jobs), database, steps, runs, describer))
+    return found
 
 
 async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:

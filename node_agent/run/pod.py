@@ -20,6 +20,7 @@ from bdn.core.errors import BdnError, NotFoundError, single_error
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.training.environment import WORKSPACE
+from bdn.core.units import format_duration
 from bdn.disk.durable import disk_errors, remove_tree
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 DIRECTORY: Final = "/rank"
 WANT: Final = "/podinfo/want"
 _LOOK_SECONDS: Final = 0.1
-_PATIENCE_SECONDS: Final = 3600.0  # a pod that is deleted has a minute more
 _GO: Final = "go"
 _POLICY: Final = RetryPolicy(inf, longest_seconds=5.0)  # the pod's Job bounds it
 _Answer = TypeVar("_Answer")
@@ -171,7 +171,7 @@ async def follow(settings: PodSettings, root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class CountingRetry(OutageRetry):
+class NotingRetry(OutageRetry):
     """Calls ``on_success`` after each request that succeeds."""
 
     on_success: Callable[[], None] = lambda: None
@@ -191,6 +191,7 @@ class Follower:
     root: Path
     life: Liveness
     mirror: MirrorClient
+    patience_seconds: float = 3600.0  # a pod that is deleted has a minute more
     terminated: asyncio.Event = field(default_factory=asyncio.Event)  # the pod is deleted
     _over: asyncio.Event = field(default_factory=asyncio.Event)  # no process of the rank lives
 
@@ -215,14 +216,15 @@ class Follower:
                     with suppress(BdnError):
                         await self._output.bound(is_end=True)
         except TimeoutError:
-            reason = "nothing was accepted for an hour after the rank's end, and the rest of its output and checkpoints is lost"
+            waited = format_duration(self.patience_seconds)
+            reason = f"it took nothing for {waited} after the rank's end, and the rest of its output and checkpoints is lost"
             raise ServiceUnreachableError(self.settings.url, reason) from None
         logger.info("rank ended, and everything is sent", extra={"run": self.record.run, "rank": self.record.rank})
 
     def _renew(self) -> None:
-        """After the rank's end an hour without any success ends the wait."""
-        if self._over.is_set():
-            self._limit.reschedule(asyncio.get_running_loop().time() + _PATIENCE_SECONDS)
+        """Wait for the mirror anew, after the rank's end, when it has taken something."""
+        if self._over.is_set() and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self.patience_seconds)
 
     async def _watch(self) -> None:
         """Until no process of the rank lives, or none has begun and none will."""
@@ -251,12 +253,12 @@ class Follower:
             authorities=Authorities(self.settings.tls_ca),
             data_dir=self.directory.path,
             most_bytes=self.record.checkpoint_bytes,
-            outages=CountingRetry(_told, _POLICY, self._renew),
+            outages=NotingRetry(_told, _POLICY, self._renew),
         )
         async with syncing as syncer:
             while not self._over.is_set():
                 await self._try(partial(syncer.run, self._over), syncer)
-            refused_until = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+            refused_until = asyncio.get_running_loop().time() + self.patience_seconds
             while not await self._try(syncer.run_once, syncer, refused_until):
                 pass
         for name in syncer.left:
@@ -267,10 +269,11 @@ class Follower:
         """Returns False after a failure and a minute's pause; raises the failure when another minute would be too late."""
         try:
             await work()
-        except BdnError as error:
+        except Exception as error:
             if asyncio.get_running_loop().time() + AGAIN_SECONDS > until:
                 raise
-            logger.warning("cannot push checkpoints of %s; retrying in a minute: %s", syncer.job, error)
+            is_bug = not isinstance(error, BdnError)
+            logger.warning("cannot push checkpoints of %s; retrying in a minute: %s", syncer.job, error, exc_info=is_bug)
             await happens_within(AGAIN_SECONDS, asyncio.Event() if self._over.is_set() else self._over)
             return False
         return True

@@ -18,7 +18,7 @@ for file in "$run"/command.*; do
     while kill -0 "$child" 2>/dev/null; do
         if [ -n "$stopped" ]; then pause; else wait "$child"; code=$?; fi       # a trapped signal ends it early, with 143
     done
-    if [ "$code" = 143 ]; then wait "$child"; again=$?; [ "$again" = 127 ] || code=$again; fi
+    if [ "$code" = 143 ]; then wait "$child" 2>/dev/null; again=$?; [ "$again" = 127 ] || code=$again; fi
     [ "$code" = 0 ] || break                            # the first failure ends the rank
 done
 [ -n "$stopped" ] || kill -TERM -1 2>/dev/null          # to what the commands left in the background

@@ -88,6 +88,11 @@ class ApiServer(AbstractContextManager["ApiServer"]):
             found = [pod for pod in self._pods_of(f"bdn-{run}") if _rank_of(pod) == rank]
             return deepcopy(found[-1]) if found else None
 
+    def placed(self) -> list[Json]:
+        """All pods that are on nodes."""
+        with self.lock:
+            return deepcopy([pod for pod in self.objects["pods"].values() if "nodeName" in pod["spec"]])
+
     def change(self, uid: str, by: Callable[[Json], None]) -> None:
         """Change the pod with this uid, if it is there, and let the controllers see that."""
         with self.lock:

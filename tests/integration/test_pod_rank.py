@@ -3,13 +3,19 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from bdn.core.errors import BdnError
+from bdn.core.training.environment import WORKSPACE
+from node_agent.run.liveness import Liveness
+from node_agent.run.pod import Follower, PodRecord, PodSettings
 from tests.support.agent.pod import CHECKPOINTS, RankPod
 from tests.support.agent.runs import RunMirror, needs_bwrap, tar_of
 from tests.support.mirror.process import ServingProcess
+from tests.support.mirror.service import MirrorUnderTest
+from tests.support.mirror.training_jobs import JobAgent, JobClient, runtime, spec
 from tests.support.waiting import until
 
 pytestmark = needs_bwrap
@@ -218,3 +224,123 @@ async def test_main__ended_by_a_signal__checkpoints_and_output_are_sent(
         ("last", job.replace("#", "/last#")),
     ]
     assert granted.json()["grant"] not in pod.log
+
+
+async def test_follow__output_beyond_what_the_log_keeps__is_dropped_with_a_note(
+    mirror: RunMirror, pod: RankPod
+) -> None:
+    place(mirror, "echo first; truncate -s 1T /b10/run/output; echo; echo last")
+    await pod.prepared()
+    pod.go()
+    async with pod.program("follow") as follow:
+        with pod.main() as main:
+            assert await main.exit_code() == 0
+            assert await follow.wait() == 0, pod.log
+    assert mirror.lines(RUN)[-1] == "last"
+    noted = [text for batch in mirror.batches[RUN].values() for _, text in batch if text.startswith("bdn: ")]
+    assert [text.split(" lines ")[1] for text in noted] == [
+        "dropped here, because the mirror did not take them in time"
+    ]
+
+
+async def test_follow__mirror_away_at_the_end__sends_the_rest_once_it_is_back(mirror: RunMirror, pod: RankPod) -> None:
+    place(mirror, "echo first; until [ -e end ]; do sleep 0.05; done; echo last; exit 7")
+    await pod.prepared()
+    pod.go()
+    async with pod.program("follow") as follow:
+        with pod.main() as main:
+            await printed(mirror, "first")
+            mirror.down = True
+            (pod.workspace / "end").touch()
+            assert await main.exit_code() == 7
+        assert follow.returncode is None
+        mirror.down = False
+        assert await follow.wait() == 0, pod.log
+    assert mirror.lines(RUN) == ["first", "last"]
+
+
+async def followed(pod: RankPod, patience_seconds: float) -> None:
+    """What ``follow`` does, with less patience than an hour."""
+    settings = PodSettings(url=pod.url, run=RUN, node="node-1", pod_uid="uid-1")
+    record = PodRecord.in_directory(pod.directory)
+    with Liveness(pod.directory) as life:
+        async with settings.client() as mirror:
+            await Follower(settings, record, pod.root, life, mirror, patience_seconds).run()
+
+
+async def test_follow__mirror_takes_nothing_for_too_long_after_the_end__fails_and_says_what_is_lost(
+    mirror: RunMirror, pod: RankPod
+) -> None:
+    place(mirror, "echo lost")
+    await pod.prepared()
+    pod.directory.go()
+    mirror.down = True
+    with pod.main() as main:
+        assert await main.exit_code() == 0
+    with pytest.raises(BdnError, match="took nothing for 1s after the rank's end, and the rest of its output"):
+        await followed(pod, 1)
+
+
+async def test_follow__checkpoint_refused_for_too_long_after_the_end__fails_with_the_refusal(
+    mirror: RunMirror, pod: RankPod, tmp_path: Path
+) -> None:
+    async with await ServingProcess.start(tmp_path / "mirror", BDN_LIMIT_PUSH_BYTES="1000") as real:
+        mirror.behind = real.url
+        granted = await real.http.post(
+            "/pushes/grants", json={"job": f"bt://{PROJECT['BT_TRAINING_PROJECT_ID']}@{RUN}"}
+        )
+        place(
+            mirror,
+            f"mkdir {CHECKPOINTS}/large; head -c 5000 /dev/urandom >{CHECKPOINTS}/large/model; echo done",
+            checkpoints=CHECKPOINTS,
+            push_grant=granted.json()["grant"],
+        )
+        await pod.prepared()
+        pod.directory.go()
+        with pod.main() as main:
+            assert await main.exit_code() == 0
+        with pytest.raises(BdnError, match="BDN_LIMIT_PUSH_BYTES") as refused:
+            await followed(pod, 5)
+    assert refused.value.code == "QUOTA_EXCEEDED"
+    assert mirror.lines(RUN) == ["done"]
+
+
+async def test_follow__without_what_prepare_wrote__fails_with_a_message_for_kubernetes(pod: RankPod) -> None:
+    async with pod.program("follow") as follow:
+        assert await follow.wait() == 1
+    assert "[DISK_FAILED]" in pod.termination.read_text()
+
+
+async def test_job__in_a_pod_of_a_real_mirror__runs_to_its_end(tmp_path: Path) -> None:
+    """The mirror's own row, commands, grants, log and checkpoints. An agent's heartbeats stand for what its runner sees of the pod."""
+    async with await ServingProcess.start(tmp_path / "mirror") as real:
+        mirror = cast("MirrorUnderTest", real)
+        agent = JobAgent(mirror, "node-1", boot_id="uid-1")
+        await agent.beat()
+        made = await real.http.post("/v1/training_projects", json={"training_project": {"name": "llama"}})
+        client = JobClient(mirror, made.json()["training_project"]["id"])
+        commands = [
+            f"mkdir {CHECKPOINTS}/one; echo weights >{CHECKPOINTS}/one/model",
+            "echo $BT_NODE_RANK of $BT_GROUP_SIZE",
+        ]
+        job = await client.create(
+            spec(runtime=runtime(start_commands=commands, checkpointing_config={"enabled": True}))
+        )
+        pod = RankPod(tmp_path / "pod", real.url, job)
+        async with pod.program("prepare") as prepare:
+            stage = await agent.commanded("stage")
+            assert await prepare.wait() == 0, pod.log
+        async with pod.program("follow") as follow:
+            with pod.main(working_dir=WORKSPACE) as main:
+                await agent.report(stage, "STAGED")
+                go = await agent.commanded("go")
+                pod.go()
+                code = await main.exit_code()
+                assert await follow.wait() == 0, pod.log
+        await agent.report(go, "ENDED", exit_code=code)
+        await client.reached(job, "COMPLETED")
+        lines = await client.log(job)
+        (checkpoint,) = (await real.http.get("/checkpoints")).json()["items"]
+
+    assert "0 of 1" in lines
+    assert (checkpoint["checkpoint_id"], checkpoint["source"]) == ("one", f"bt://llama@{job}/one")

@@ -14,7 +14,7 @@ from tests.doubles.hub import Hub
 from tests.doubles.kubernetes_api import NAMESPACE, set_state
 from tests.fakes.clock import Clock
 from tests.support.mirror.pod_jobs import CLUSTER, IMAGE, PodJobs, pod_jobs
-from tests.support.mirror.service import Json, refusal, source
+from tests.support.mirror.service import LONGEST_SECONDS, Json, refusal, source
 from tests.support.mirror.training_jobs import JobAgent, accelerated, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -138,6 +138,33 @@ async def test_objects__are_created_once_and_by_any_controller(pods: PodJobs) ->
         runner._made.clear()
     await pods.looked(2)
     assert f"bdn-{second}" in pods.api.names("services")
+
+
+async def test_bytes_of_a_rank__are_those_of_its_volumes_on_the_node(upstreams: None, hub: Hub, tmp_path: Path) -> None:
+    hub.repo("org/model").commit({"a.txt": b"12345"})
+    sources = [source("hf://org/model", place) for place in ("/models/m", "/models/n")]
+    async with pod_jobs(tmp_path, "n1", work=True) as pods:
+        job = await pods.client.create({"image": IMAGE, **spec(*sources)})
+        await pods.client.reached(job, "DEPLOYING")
+        pod = pods.api.pod(job)
+        assert pod is not None
+        agent = JobAgent(pods.mirror, "n1")
+        common: Json = {"mirror_id": None, "manifests": [], "state": "STAGING", "since": 0, "error": None}
+        common |= {"bytes_per_second": None}
+        stages: list[Json] = []
+        for number, uid in enumerate((pod["metadata"]["uid"], "another", pod["metadata"]["uid"])):
+            name = f"training/p/mount-{number}@{uid}.{'0' * 16}"
+            stages.append({**common, "id": f"stg_{number}", "job": name, "bytes_done": 10 + number, "bytes_total": 100})
+            await agent.beat(stages=stages)
+            expected = {0: (10, None), 1: (10, None), 2: (22, 200)}[number]
+            async with asyncio.timeout(LONGEST_SECONDS):
+                while await bytes_of(pods, job) != expected:  # noqa: ASYNC110 - the next look brings it
+                    await asyncio.sleep(0.02)
+
+
+async def bytes_of(pods: PodJobs, job: str) -> tuple[int, int | None]:
+    (rank,) = (await pods.client.job(job))["bdn"]["ranks"]
+    return rank["bytes_done"], rank["bytes_total"]
 
 
 # --- what fails, and how it is reported ---

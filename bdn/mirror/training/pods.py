@@ -12,25 +12,24 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from bdn.core.errors import CallerError, InvalidRequestError, NotSupportedError
+from bdn.core.errors import CallerError
 from bdn.core.training.placement import Demand, Node
 from bdn.core.training.states import ACTIVE, OVER, Failure
 from bdn.core.units import counted
 from bdn.mirror.access.clusters import KubernetesCluster, PodJobs
-from bdn.mirror.db import training
+from bdn.mirror.db import agents, training
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.identity import database_id
 from bdn.mirror.db.tables import TrainingJobRow
-from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.training import manifests
-from bdn.mirror.training.documents import spec_of
+from bdn.mirror.training.described import Describer
 from bdn.mirror.training.kubernetes_api import ClusterUnavailableError, Connection, Job, KubernetesApi, Pod
-from bdn.mirror.training.manifests import JOB_LABEL, OWNER_LABEL, WANT, PodJob, name_of
+from bdn.mirror.training.manifests import JOB_LABEL, OWNER_LABEL, WANT, name_of
 from bdn.mirror.training.pod_reports import is_settled, pod_for, report_of, waits_for
 from bdn.mirror.training.runners import surviving
 from bdn.mirror.training.runs import JobRuns
 from bdn.mirror.training.steps import Steps, failure_of, wants_of
-from bdn.wire.training_schema import TrainingJobSpec
+from bdn.wire.progress import total_of
 
 _STRAYS_SECONDS: Final = 60.0
 _AT_ONCE: Final = 16  # calls about the pods of one job
@@ -57,7 +56,7 @@ class Pods:
     database: Database
     steps: Steps
     runs: JobRuns
-    caches: TrainingCaches
+    describer: Describer
     _made: set[str] = field(default_factory=set)  # by this process: all objects of the job are there
     _strays_at: float = -inf
     _problem: str = ""
@@ -151,7 +150,7 @@ class Pods:
         if row.id in self._made:
             return
         try:
-            described = await self._described(row)
+            described = await self.describer.described(row, _namespace(row))
             path = _jobs(described.namespace)
             made = job.metadata.uid if job is not None else await connection.create(path, manifests.job_of(described))
             uid = made or await connection.uid_of(f"{path}/{name_of(row.id)}")  # of a Job that another process made
@@ -166,42 +165,6 @@ class Pods:
                     await self.steps.fail(session, fresh, self.database.now(), failure_of(error))
         else:
             self._made.add(row.id)
-
-    async def _described(self, row: TrainingJobRow) -> PodJob:
-        """Raises ``CallerError`` for a job that cannot run as pods here."""
-        async with self.database.read() as session:
-            request = await training.read(session, row.id)
-            sources = await training.mirrored(session, str(row.mirror_id))
-        assert request is not None  # noqa: S101 - a job is deleted only once it has ended
-        spec = spec_of(request)
-        if spec.image is None or spec.image.base_image is None:
-            raise InvalidRequestError("the job names no image, which a pod needs: set image.base_image")
-        return PodJob(
-            run=row.id,
-            owner=await database_id(self.database),
-            namespace=_namespace(row),
-            audience=self.trusted.audience,
-            jobs=self.jobs,
-            spec=spec,
-            mirror=str(row.mirror_id),
-            mounts=tuple(source.mount_location for source in sources),
-            caches=await self._caches(row, spec),
-            login=await self.runs.login(row, spec),
-        )
-
-    async def _caches(self, row: TrainingJobRow, spec: TrainingJobSpec) -> dict[str, str]:
-        """The paths of the job's training caches on the claim, by where the job sees them."""
-        places = spec.places
-        if spec.runtime.cache is None:
-            return {}
-        if self.jobs.cache_claim is None:
-            where = f"cluster {self.cluster}, for which BDN_KUBERNETES has no jobs.cache_claim"
-            raise NotSupportedError(f"a training cache in {where}", "disable the cache, or set the claim")
-        folders = await self.caches.folders(row.project, self.cluster)
-        paths = {places.project_cache: folders.project, places.team_cache: folders.team}
-        if places.huggingface_cache is not None and folders.huggingface is not None:
-            paths[places.huggingface_cache] = folders.huggingface
-        return paths
 
     async def _deploy(self, row: TrainingJobRow, job: Job | None, pods: Sequence[Pod], now: float) -> None:
         """The step of a PENDING job: all its pods are on nodes, or one of them, or the Job itself, has failed."""
@@ -246,13 +209,35 @@ class Pods:
             for number, rank in enumerate(row.ranks)
             if rank["state"] not in OVER
         }
-        is_ending = row.ending_at is not None
+        is_ending, staged = row.ending_at is not None, await self._staged(row)
         settled = [number for number, pod in chosen.items() if is_settled(pod)]
         for numbers in (settled, [number for number in chosen if number not in settled]):
             if numbers:
-                reports = [report_of(row.id, number, chosen[number], is_ending=is_ending) for number in numbers]
+                reports = [
+                    report_of(row.id, number, chosen[number], is_ending=is_ending).model_copy(update=staged.get(number))
+                    for number in numbers
+                ]
                 await self.runs.record_ranks(self.cluster, None, reports)
                 is_ending = is_ending or any(one.state in OVER or one.exit_code or one.error for one in reports)
+
+    async def _staged(self, row: TrainingJobRow) -> dict[int, dict[str, int | None]]:
+        """The bytes of ranks whose volumes are being staged, from the heartbeats of the agents on their nodes."""
+        ranks = {
+            number: rank for number, rank in enumerate(row.ranks) if rank["state"] == "STAGING" and rank["boot_id"]
+        }
+        if row.status != "DEPLOYING" or not ranks:
+            return {}
+        async with self.database.read() as session:
+            sources = await training.mirrored(session, str(row.mirror_id))
+            found = await agents.stages_on(session, self.cluster, {rank["node"] for rank in ranks.values()})
+        staged: dict[int, dict[str, int | None]] = {}
+        for number, rank in ranks.items():
+            # The driver names the pod in the job of each of its stages (``node_agent/csi/target.py``).
+            own = [stage for stage in found.get(rank["node"], ()) if f"@{rank['boot_id']}." in stage["job"]]
+            totals = [stage["bytes_total"] for stage in own]
+            total = total_of(totals) if len(own) == len(sources) else None
+            staged[number] = {"bytes_done": sum(stage["bytes_done"] for stage in own), "bytes_total": total}
+        return staged
 
     async def _let_go(self, connection: Connection, row: TrainingJobRow, pods: Sequence[Pod]) -> None:
         """Tell the pods of a job that runs to start its commands."""

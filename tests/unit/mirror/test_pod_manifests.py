@@ -96,9 +96,9 @@ def test_job__is_indexed_never_repeated_and_found_by_its_labels() -> None:
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     labels = made["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
-    for own in (labels, spec["template"]["metadata"]["labels"], service_of(described(), "u")["metadata"]["labels"]):  # type: ignore[call-overload,index]
-        assert (own["bdn.dev/job"], own["bdn.dev/mirror"]) == (RUN, "f" * 32)
     service: Any = service_of(described(), "uid")
+    for own in (labels, spec["template"]["metadata"]["labels"], service["metadata"]["labels"]):
+        assert (own["bdn.dev/job"], own["bdn.dev/mirror"]) == (RUN, "f" * 32)
     assert service["spec"]["selector"] == {"bdn.dev/job": RUN}
     assert leader_of(RUN) == f"{name_of(RUN)}-0.{pod(described())['subdomain']}"
     assert service["metadata"]["name"] == pod(described())["subdomain"] == name_of(RUN)
