@@ -4,14 +4,14 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
 from bdn.core.chunk import digest_of
-from bdn.core.errors import InvalidRequestError, MountFailedError
-from bdn.disk.binding import bind_read_only, is_bound, unbind
+from bdn.core.errors import InvalidRequestError, MountFailedError, NotSupportedError
+from bdn.disk.binding import bind_read_only, bind_unwritable, is_bound, unbind
 from bdn.disk.syscalls import open_without_links
 
 _BELOW: Final = re.compile(
@@ -62,13 +62,38 @@ class Target:
         except OSError:  # such as a mount of a file system that failed
             return False
 
-    def show(self, view: Path) -> None:
-        """Mount the view read-only. Idempotent. Raises ``MountFailedError``."""
+    def make(self) -> None:
+        """Create the target, unless something is there. Raises ``MountFailedError``.
+
+        Without it the kubelet never unpublishes a pod that is deleted while its volume waits (getPodVolumePathListFromDisk).
+        """
         try:
-            self.path.mkdir(mode=0o755, exist_ok=True)
-            bind_read_only(view, self.path)
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o755)
         except OSError as error:
             raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+
+    def empty(self) -> str | None:
+        """Unmount the target and make it an empty directory. Returns and raises what ``clear`` does."""
+        note = self.clear()
+        self.make()
+        return note
+
+    def show(self, view: Path, *, is_read_only: bool) -> None:
+        """Mount the view read-only. Idempotent. ``is_read_only`` is what the kubelet requests of container runtimes.
+
+        Raises ``MountFailedError``, ``NotSupportedError``.
+        """
+        self.make()
+        try:
+            (bind_read_only if is_read_only else bind_unwritable)(view, self.path)
+        except OSError as error:
+            if is_read_only:
+                raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+            raise NotSupportedError(
+                f"a PersistentVolume that only its access mode makes read-only, on this node ({error.strerror})",
+                "set readOnly: true in the pod's persistentVolumeClaim volume",
+            ) from error
 
     def clear(self) -> str | None:
         """Unmount and remove the target. Returns a note if a mount was in use and is only detached.

@@ -41,6 +41,7 @@ class PodVolume:
     mirror_id: str
     mount: str | None
     view: StageView
+    is_read_only: bool  # else by its access mode alone, and the kubelet has containers mount it rw
     token: str | None = field(repr=False)
 
     @property
@@ -72,7 +73,7 @@ class PodVolume:
             raise InvalidRequestError(f'hubCache {hub_cache[:60]!a} must be "true" or "false"')
         view: StageView = "hub" if hub_cache == "true" else "files"
         named = own.get("mirror", ""), own.get("mountLocation")
-        return cls(target, target.job_id(namespace, pod), _request(own), *named, view, token)
+        return cls(target, target.job_id(namespace, pod), _request(own), *named, view, call.readonly, token)
 
 
 def _check_access(call: NodePublishVolumeRequest) -> None:
