@@ -48,7 +48,11 @@ class NodeVolumes:
         async with self.calls.alone(target.path) as call:
             refusal = await self._published(request, target, call, seconds_left)
             if refusal is not None and refusal.is_final:
-                refusal = await self._refused(target, refusal)
+                try:
+                    await self._take_back(target)
+                except BdnError as error:  # not final: the kubelet calls again, or unpublishes
+                    text = f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
+                    refusal = Refusal(StatusCode.UNAVAILABLE, text)
         if refusal is not None:
             facts = {"volume": request.volume_id, "target": str(target.path), "status": refusal.status.name}
             logger.warning("volume not published: %s", refusal.text, extra=facts)
@@ -82,46 +86,29 @@ class NodeVolumes:
         self, request: NodePublishVolumeRequest, target: Target, call: Call, seconds_left: float | None
     ) -> Refusal | None:
         try:
-            volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
-            stage = await call.hold(seconds_left, self._stage(volume, call))
-            if stage is None:
-                return call.refusal(volume.named)
-            await in_thread(partial(self._show, volume, stage))
+            await in_thread(target.make)
+            stage = await call.hold(seconds_left, self._mounted(request, target, call))
         except BdnError as error:
             return Refusal.of(error)
+        if stage is None:
+            return call.refusal()
         facts = {"volume": request.volume_id, "stage": stage.id, "job": stage.job_id, "target": str(target.path)}
         logger.info("volume published", extra=facts)
         return None
 
-    async def _refused(self, target: Target, refusal: Refusal) -> Refusal | None:
-        """Take back what earlier calls did: after a final code the kubelet does not.
+    async def _mounted(self, request: NodePublishVolumeRequest, target: Target, call: Call) -> StageDocument:
+        """Mount a stage of this volume for a grant of now, unless one is mounted.
 
-        A volume that is mounted stays, and the call succeeds. A kubelet that restarts publishes the volumes of running
-        pods again, and what was right for an earlier driver, CSIDriver or mirror may be refused by now.
+        A kubelet that restarts publishes the volumes of running pods again: they stay, whatever of the request the driver,
+        the CSIDriver or the mirror would refuse by now.
         """
-        try:
-            if stage := await self._shown(target, await self._stages_of(target)):
-                logger.warning("refused, but mounted before: it stays: %s", refusal.text, extra={"stage": stage.id})
-                return None
-            await self._take_back(target)
-        except BdnError as error:  # not final: the kubelet calls again, or unpublishes
-            text = f"{refusal.text}; and cannot be cleaned up: {Refusal.of(error).text}"
-            return Refusal(StatusCode.UNAVAILABLE, text)
-        return refusal
-
-    async def _shown(self, target: Target, stages: Iterable[StageDocument]) -> StageDocument | None:
-        for stage in stages:
+        others = await call.ask(partial(self._stages_of, target))
+        for stage in others:
             if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
                 return stage
-        return None
-
-    async def _stage(self, volume: PodVolume, call: Call) -> StageDocument:
-        """A stage of this volume that is READY: the mounted one, or else one for a grant of now."""
-        target = volume.target
-        others = await call.ask(partial(self._stages_of, target))
-        if shown := await self._shown(target, others):
-            return shown
-        if note := await in_thread(target.clear):
+        volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
+        call.source = volume.named
+        if note := await in_thread(target.empty):
             logger.warning("%s", note)
         mirror = await self._mirrored(volume, call)
         ready = await self._staged(volume, str(mirror.grant), call)
@@ -129,24 +116,22 @@ class NodeVolumes:
         for stage in others:
             if stage.id != ready.id:
                 await self._unstage(stage.id)
+        await in_thread(partial(self._show, volume, ready))
         return ready
 
     async def _mirrored(self, volume: PodVolume, call: Call) -> Mirror:
         call.step = "waiting for the mirror"
         async with self.mirror(volume.token) as client:
-            if volume.request is not None:
-                mirror = await call.ask(partial(client.request, volume.request))
-            else:
-                mirror = await call.ask(partial(client.mirror, volume.mirror_id))
+            first = partial(client.mirror, volume.mirror_id, mount=volume.mount)
+            mirror = await call.ask(partial(client.request, volume.request) if volume.request else first)
             while mirror.status not in MIRROR_TERMINAL:
                 call.step = mirroring(mirror)
-                mirror = await call.ask(partial(client.mirror, mirror.id, _POLL_SECONDS))
+                mirror = await call.ask(partial(client.mirror, mirror.id, _POLL_SECONDS, volume.mount))
         if mirror.status != "READY":
             raise ReportedError(mirror.error) if mirror.error else CanceledError(f"mirror {mirror.id}")
         if len(mirror.sources) != 1:
-            raise InvalidRequestError(
-                f"mirror {mirror.id} has {len(mirror.sources)} sources, and a volume shows one: name each by a volume with source"
-            )
+            named = f"mirror {mirror.id} has {len(mirror.sources)} sources"
+            raise InvalidRequestError(f"{named}, and a volume shows one: give the mountLocation of one of them")
         if mirror.grant is None:
             raise InternalError(f"mirror {mirror.id} is READY and has no grant")
         return mirror

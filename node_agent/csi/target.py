@@ -4,7 +4,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, Self
@@ -62,24 +62,34 @@ class Target:
         except OSError:  # such as a mount of a file system that failed
             return False
 
+    def make(self) -> None:
+        """Create the target, unless something is there. Raises ``MountFailedError``.
+
+        Without it the kubelet never unpublishes a pod that is deleted while its volume waits (getPodVolumePathListFromDisk).
+        """
+        try:
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o755)
+        except OSError as error:
+            raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+
+    def empty(self) -> str | None:
+        """Unmount the target and make it an empty directory. Returns and raises what ``clear`` does."""
+        note = self.clear()
+        self.make()
+        return note
+
     def show(self, view: Path, *, is_read_only: bool) -> None:
         """Mount the view read-only. Idempotent. ``is_read_only`` is what the kubelet requests of container runtimes.
 
         Raises ``MountFailedError``, ``NotSupportedError``.
         """
+        self.make()
         try:
-            self.path.mkdir(mode=0o755, exist_ok=True)
+            (bind_read_only if is_read_only else bind_unwritable)(view, self.path)
+        except OSError as error:
             if is_read_only:
-                bind_read_only(view, self.path)
-        except OSError as error:
-            raise MountFailedError(str(self.path), error.strerror or str(error)) from error
-        if not is_read_only:
-            self._show_unwritable(view)
-
-    def _show_unwritable(self, view: Path) -> None:
-        try:
-            bind_unwritable(view, self.path)
-        except OSError as error:
+                raise MountFailedError(str(self.path), error.strerror or str(error)) from error
             raise NotSupportedError(
                 f"a PersistentVolume that only its access mode makes read-only, on this node ({error.strerror})",
                 "set readOnly: true in the pod's persistentVolumeClaim volume",

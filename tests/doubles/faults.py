@@ -1,6 +1,7 @@
 """Failures on command, so that they replay: which requests fail, how, and how often."""
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
@@ -9,14 +10,31 @@ from typing import Literal
 Spoiling = Literal["truncate", "stall", "cut", "flip", "reset"]  # from a place in the body on
 
 
+class Throttle:
+    """So many bytes a second, of all answers together. ``ended_at`` is when the last bytes so far were to leave."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self.ended_at = 0.0
+        self._rate = bytes_per_second
+        self._lock = Lock()
+
+    def seconds_for(self, size: int) -> float:
+        """How long an answer has to wait before it sends so many bytes more."""
+        now = time.monotonic()
+        with self._lock:
+            self.ended_at = max(now, self.ended_at) + size / self._rate
+            return self.ended_at - now
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
-    kind: Literal["answer", "drop", "hang", "work", "alter", "ignore range", "shift", "gzip"] | Spoiling
+    kind: Literal["answer", "drop", "hang", "work", "throttle", "alter", "ignore range", "shift", "gzip"] | Spoiling
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     at: int = 0  # bytes into the body
     before: Callable[[], object] | None = None  # done first
+    throttle: Throttle | None = None
 
 
 def answer(status: int, headers: Mapping[str, str] | None = None, body: bytes = b"scripted failure") -> Fault:
@@ -41,6 +59,11 @@ def hang(before: Callable[[], object] | None = None) -> Fault:
 def work() -> Fault:
     """The right answer, once it was said a hundred times that it is being worked on."""
     return Fault("work")
+
+
+def throttled(throttle: Throttle) -> Fault:
+    """The right answer, slowly."""
+    return Fault("throttle", throttle=throttle)
 
 
 def truncate(at: int) -> Fault:

@@ -46,11 +46,12 @@ class Answer:
     size: int | None = None
 
 
+_THROTTLED = 16 * 1024  # bytes that are sent at once
 Responder = Callable[[Request], Answer]
 
 
 class Origin:
-    """One address of the loopback that answers through ``responder``, from ``with`` until its end.
+    """One address, of the loopback unless ``host`` says another, that answers through ``responder``, from ``with`` until its end.
 
     A failure inside the double itself is raised when it closes. Origins may share ``log`` and ``script``.
     """
@@ -63,6 +64,7 @@ class Origin:
         log: RequestLog | None = None,
         script: Script | None = None,
         tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.name = name
         self.responder = responder
@@ -74,9 +76,9 @@ class Origin:
         self.most_at_once = 0
         self._active = 0
         self._counting = Lock()
-        self._server = _Server(self)
+        self._server = _Server(self, host)
         port = self._server.server_address[1]
-        self.url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
+        self.url = f"https://localhost:{port}" if tls else f"http://{host}:{port}"
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -113,11 +115,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close waits for them, and every socket is closed by then
     request_queue_size = 128
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, host: str) -> None:
         self.origin = origin
         self._open: set[socket.socket] = set()
         self._lock = Lock()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__((host, 0), _Handler)
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
         connection, address = super().get_request()
@@ -183,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._is_counted = False
             self.server.origin.count(-1)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - http.server's names
 
     def _answer(self, request: Request, record: LoggedRequest, fault: Fault | None) -> None:
         kind = fault.kind if fault else None
@@ -228,6 +230,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.sendall(piece)
 
     def _spoil(self, pieces: Iterator[memoryview], fault: Fault | None) -> Iterator[memoryview]:
+        if fault and fault.throttle:
+            for piece in pieces:
+                for start in range(0, len(piece), _THROTTLED):
+                    part = piece[start : start + _THROTTLED]
+                    self.server.origin.go_on.wait(fault.throttle.seconds_for(len(part)))
+                    yield part
+            return
         if fault is None or fault.kind not in {"truncate", "stall", "cut", "flip", "reset"}:
             yield from pieces
             return

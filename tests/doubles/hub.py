@@ -42,8 +42,8 @@ EXPANDED_PAGE = 50  # entries of a page, at most, where each names its last comm
 class Cdn(Origin):
     """The hub's second origin: content by digest, for those who hold a signed link and send no credentials."""
 
-    def __init__(self, *, log: RequestLog, script: Script) -> None:
-        super().__init__("cdn", self._respond, log=log, script=script)
+    def __init__(self, *, log: RequestLog, script: Script, host: str) -> None:
+        super().__init__("cdn", self._respond, log=log, script=script, host=host)
         self._contents: dict[str, HubFile] = {}
         self._key = b"first"
 
@@ -86,7 +86,7 @@ class _Call:
 
 
 class Hub:
-    """Hub and CDN on free ports of the loopback, from ``with`` until its end.
+    """Hub and CDN on free ports of ``host``, from ``with`` until its end.
 
     ``token`` belongs to the owner of every repository; ``stranger_token``, like each that :meth:`user` returns, is valid, but
     may read only what is open and what :meth:`HubRepository.allow` gives it.
@@ -95,7 +95,7 @@ class Hub:
     token = "hf_owner"
     stranger_token = "hf_stranger"
 
-    def __init__(self, *, page_size: int = 1000) -> None:
+    def __init__(self, *, page_size: int = 1000, host: str = "127.0.0.1") -> None:
         self.log = RequestLog()
         self.script = Script()
         self.repositories: dict[tuple[Kind, str], HubRepository] = {}
@@ -104,8 +104,8 @@ class Hub:
         self._page_size = page_size
         self.moved: dict[str, str] = {}  # new names of repositories, by their old ones
         self.links_to: str | None = None  # what a link to the next page begins with; None: the hub's own address
-        self._origin = Origin("hub", self._respond, log=self.log, script=self.script)
-        self._cdn = Cdn(log=self.log, script=self.script)
+        self._origin = Origin("hub", self._respond, log=self.log, script=self.script, host=host)
+        self._cdn = Cdn(log=self.log, script=self.script, host=host)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

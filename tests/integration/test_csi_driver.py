@@ -246,7 +246,9 @@ async def test_volume__whose_mirror_takes_longer_than_the_call__is_aborted_with_
         text = await waits(pod, " of 10.2 MB copied to the mirror")
         assert text.startswith("hf://org/model@main: ")
         assert len(text) <= 200
-        assert not pod.target.exists()
+        assert list(pod.target.iterdir()) == [], (
+            "without it the kubelet removes the folder of a deleted pod, and cannot unpublish"
+        )
 
         hub.release_stalled()
         assert await pod.publish(SOURCE) == OK
@@ -300,6 +302,7 @@ REFUSED: list[tuple[dict[str, str], dict[str, Any], StatusCode, str, str]] = [
     ({**SOURCE, "mirror": "mir_0"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "source and mirror"),
     ({"mirror": "../tokens"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "not the id of a mirror"),
     ({"mirror": f"mir_{'0' * 24}"}, {}, StatusCode.NOT_FOUND, "NOT_FOUND", "mir_"),
+    ({**SOURCE, "mountLocation": "/0"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "mountLocation"),
     ({"source": "model"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_SOURCE", "model"),
     ({"source": "hf://org/none"}, {}, StatusCode.PERMISSION_DENIED, "AUTH_REQUIRED", "org/none"),
     ({"source": "hf://org/model@none"}, {}, StatusCode.NOT_FOUND, "REVISION_NOT_FOUND", "none"),
@@ -341,16 +344,26 @@ async def test_volume__refused_after_calls_that_waited__takes_its_stage_and_targ
         await node.assert_nothing_is_left(agent, pod)
 
 
-async def test_mirror__named_by_its_id__is_shown_if_it_has_one_source(node: CsiNode, agent: Daemon) -> None:
+async def test_mirror__named_by_its_id__shows_its_source_or_the_one_of_a_mount_location(
+    node: CsiNode, agent: Daemon
+) -> None:
     one = await mirrored(node, {**SOURCE, "allow_patterns": ["*.json"]})
     two = await mirrored(node, SOURCE, {"source": "hf://org/model", "allow_patterns": ["*.txt"]})
     async with node.driver():
-        pod = node.pod()
-        assert await pod.publish({"mirror": one}) == OK
-        assert tree(pod.target) == {"config.json": b"{}"}
-        answer = await node.pod("pod-2").publish({"mirror": two})
-    assert answer.status is StatusCode.INVALID_ARGUMENT
-    assert "a volume shows one" in answer.text
+        pods = [node.pod(f"pod-{number}") for number in range(3)]
+        assert await pods[0].publish({"mirror": one}) == OK
+        assert await pods[1].publish({"mirror": two, "mountLocation": "/1"}) == OK, node.log
+        assert await pods[2].publish({"mirror": two, "mountLocation": "/0/"}) == OK
+        shown = [tree(pod.target) for pod in pods]
+        undecided = await node.pod("pod-3").publish({"mirror": two})
+        absent = await node.pod("pod-4").publish({"mirror": two, "mountLocation": "/2"})
+        stages = {len(stage.mounts) for stage in await node.open_stages(agent)}
+    assert shown == [{"config.json": b"{}"}, {"empty.txt": b""}, MODEL]
+    assert stages == {1}
+    assert undecided.status is StatusCode.INVALID_ARGUMENT
+    assert "mountLocation" in undecided.text
+    assert absent.status is StatusCode.NOT_FOUND
+    assert f"/2 in mirror {two}" in absent.text
 
 
 async def test_patterns_and_access_mode__of_a_persistent_volume__are_honoured(node: CsiNode, agent: Daemon) -> None:

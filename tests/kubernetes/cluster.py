@@ -1,214 +1,199 @@
-"""A cluster of one node with a hub, a mirror, an agent and the CSI driver: what pods see is written to a report.
-
-``python -m tests.kubernetes.cluster FOLDER BIN`` runs it, in the namespaces of ``rig.sh``; ``FOLDER/report.json`` has a document for each journey.
-"""
-
-# ruff: noqa: ASYNC110 - other processes: there is nothing to be notified by
+"""A cluster on which BDN is installed as docs/kubernetes.md says: pods with volumes, and what they see."""
 
 import asyncio
-import json
-import subprocess
-import sys
-import time
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+import secrets
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bdn.disk.binding import mounts_below
-from tests.doubles.faults import stall
+import httpx2
+
 from tests.doubles.hub import Hub
-from tests.kubernetes.images import NAME, write_image
-from tests.support.agent.csi_node import CsiNode
-from tests.support.agent.kubelet import DRIVER
-from tests.support.agent.process import Daemon
-from tests.support.mirror.process import ServingProcess
-from tests.support.network.egress import ALLOW_LOOPBACK
-from tests.support.services.forked import Process
+from tests.kubernetes.api import Api, Json, until
+from tests.kubernetes.images import BUSYBOX
+from tests.kubernetes.nodes import HERE, Node, json_lines
 
-HERE = Path(__file__).parent
-MODEL = {"config.json": b"{}", "deep/model.safetensors": bytes(range(256)) * 40_000}
-SLOW = {"config.json": b"{}", "slow.safetensors": bytes(range(255, -1, -1)) * 40_000}
-LIST = "cd /w && busybox find * -type f | busybox sort | busybox xargs busybox sha256sum"
-READ = f"{LIST}; busybox touch /w/x 2>/dev/null; echo write=$?; while {LIST} >/dev/null; do busybox sleep 0.2; done; echo read failed; busybox sleep 100000"
-LONGEST_SECONDS = 200.0  # more than a call of the kubelet, and a step of its back-off
+ROOT: Final = HERE.parents[1]
+DRIVER: Final = "csi.bdn.dev"
+MIRROR: Final = "http://10.96.0.50:8460"  # its Service
+HOST: Final = "10.77.0.1"  # as pods reach it
+LIST: Final = "cd /w && busybox find * -type f | busybox sort | busybox xargs busybox sha256sum"
+READ: Final = (
+    f"{LIST}; busybox touch /w/x 2>/dev/null; echo write=$?; "
+    "while busybox cat $(busybox find /w -type f) >/dev/null; do busybox sleep 0.5; done; echo read failed; busybox sleep 100000"
+)
+GLANCE: Final = "busybox sha256sum /w/config.json; busybox sleep 100000"
 
 
 @dataclass
 class Cluster:
     folder: Path
     binaries: Path
+    base: Path
     hub: Hub
-    node: CsiNode
-    agent: Daemon
-    driver: Process
-    pods: list[str] = field(default_factory=list)
+    api: Api
+    nodes: list[Node]
+    token: str = field(default_factory=lambda: secrets.token_hex(32))  # of the mirror's operator
 
-    def kubectl(self, *arguments: str, given: str | None = None) -> str:
-        command = [str(self.binaries / "kubectl"), f"--kubeconfig={self.folder / 'kubeconfig'}", *arguments]
-        return subprocess.run(command, input=given, capture_output=True, text=True, timeout=60, check=True).stdout
+    async def kubectl(self, *arguments: str) -> str:
+        command = [str(self.base / "kubectl"), f"--kubeconfig={self.folder / 'kubeconfig'}", *arguments]
+        running = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await running.communicate()
+        assert running.returncode == 0, f"{' '.join(arguments)}: {err.decode()}"
+        return out.decode()
 
-    def apply(self, *objects: Mapping[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
-
-    def run_pod(self, name: str, volume: Mapping[str, Any]) -> None:
-        mounts = [{"name": "w", "mountPath": "/w", "readOnly": True}]
-        one = {"image": NAME, "imagePullPolicy": "Never", "volumeMounts": mounts}
+    async def run_pod(
+        self,
+        name: str,
+        volume: Mapping[str, Any],
+        *,
+        node: Node | None = None,
+        script: str = READ,
+        namespace: str = "default",
+    ) -> None:
+        """A pod whose containers see the volume at /w; with the script READ, an init container, too."""
+        one = {
+            "image": BUSYBOX,
+            "imagePullPolicy": "Never",
+            "volumeMounts": [{"name": "w", "mountPath": "/w", "readOnly": True}],
+        }
         spec = {
             "terminationGracePeriodSeconds": 1,
+            "enableServiceLinks": False,
+            "dnsPolicy": "Default",
             "securityContext": {"fsGroup": 2000},
-            "initContainers": [{"name": "init", "command": ["/bin/sh", "-c", LIST], **one}],
-            "containers": [{"name": "main", "command": ["/bin/sh", "-c", READ], **one}],
+            "nodeSelector": {"kubernetes.io/hostname": node.name} if node else {},
+            "initContainers": [{"name": "init", "command": ["/bin/sh", "-c", LIST], **one}] if script == READ else [],
+            "containers": [{"name": "main", "command": ["/bin/sh", "-c", script], **one}],
             "volumes": [{"name": "w", **volume}],
         }
-        self.pods.append(name)
-        self.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
-
-    def run_inline(self, name: str, attributes: Mapping[str, str], **fields: Any) -> None:
-        self.run_pod(name, {"csi": {"driver": DRIVER, "readOnly": True, "volumeAttributes": attributes, **fields}})
-
-    async def running(self, name: str) -> None:
-        await self.until(lambda: self.kubectl("get", "pod", name, "-o", "jsonpath={.status.phase}") == "Running")
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(LONGEST_SECONDS):
-            while not await asyncio.to_thread(condition):
-                await asyncio.sleep(0.3)
-
-    def events(self, name: str) -> str:
-        return self.kubectl(
-            "get", "events", "--field-selector", f"involvedObject.name={name}", "-o", "jsonpath={.items[*].message}"
+        await self.api.create(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
         )
 
-    async def log(self, name: str, container: str, lines: int) -> list[str]:
-        await self.until(lambda: len(self.kubectl("logs", name, "-c", container).splitlines()) >= lines)
-        return self.kubectl("logs", name, "-c", container).splitlines()
+    async def run_inline(
+        self, name: str, attributes: Mapping[str, str], *, secret: str | None = None, **given: Any
+    ) -> None:
+        source: Json = {"driver": DRIVER, "readOnly": True, "volumeAttributes": dict(attributes)}
+        if secret is not None:
+            source["nodePublishSecretRef"] = {"name": secret}
+        await self.run_pod(name, {"csi": source}, **given)
+
+    async def running(self, name: str, namespace: str = "default") -> None:
+        async def condition() -> bool:
+            pod = await self.api.pod(name, namespace)
+            return pod["status"]["phase"] == "Running" and all(
+                each["ready"] for each in pod["status"]["containerStatuses"]
+            )
+
+        await until(condition)
+
+    async def reads(self, name: str, namespace: str = "default") -> Json:
+        """What a pod with the script READ wrote once it runs."""
+        await self.running(name, namespace)
+        main = await self.log_of(name, 3, namespace)
+        init = (await self.api.log(name, "init", namespace)).splitlines()
+        return {"init": init, "main": main, "events": await self.api.events(name, namespace)}
+
+    async def log_of(self, name: str, lines: int, namespace: str = "default") -> list[str]:
+        """The log of the container "main", once it has so many lines."""
+
+        async def condition() -> bool:
+            return len((await self.api.log(name, "main", namespace)).splitlines()) >= lines
+
+        await until(condition)
+        return (await self.api.log(name, "main", namespace)).splitlines()
+
+    async def logs(self) -> str:
+        """Of all containers of BDN, also of those before a restart."""
+        parts = []
+        for pod in await self.api.pods("bdn"):
+            name = pod["metadata"]["name"]
+            for container in pod["spec"]["containers"]:
+                for previous in ("true", "false"):
+                    path = f"/api/v1/namespaces/bdn/pods/{name}/log"
+                    parts.append(await self.api.text(path, container=container["name"], previous=previous))
+        return "\n".join(parts)
+
+    async def refused(self, name: str, code: str, namespace: str = "default") -> str:
+        """The event with this code."""
+
+        async def found() -> list[str]:
+            return [event for event in await self.api.events(name, namespace) if code in event]
+
+        await until(found)
+        return (await found())[0]
+
+    async def gone(self, *names: str, namespace: str = "default") -> None:
+        for name in names:
+            await self.api.delete_pod(name, namespace)
+
+        async def condition() -> bool:
+            return not {pod["metadata"]["name"] for pod in await self.api.pods(namespace)} & set(names)
+
+        await until(condition)
+
+    async def agent_pods(self) -> dict[str, Json]:
+        """The DaemonSet's pods, by node."""
+        found = await self.api.pods("bdn", labelSelector="app.kubernetes.io/name=bdn-agent")
+        return {pod["spec"].get("nodeName", ""): pod for pod in found if "deletionTimestamp" not in pod["metadata"]}
+
+    async def calls(self, node: Node, uid: str) -> list[str]:
+        """What the driver wrote about each call for the pod of this uid."""
+        pod = (await self.agent_pods())[node.name]
+        lines = json_lines(await self.api.log(pod["metadata"]["name"], "csi", "bdn"))
+        return [line["msg"] for line in lines if uid in line.get("target", "")]
+
+    async def agents_ready(self) -> None:
+        """Agents and drivers serve on all nodes."""
+
+        async def condition() -> bool:
+            pods = await self.agent_pods()
+            statuses = [pods.get(node.name, {}).get("status", {}).get("containerStatuses", []) for node in self.nodes]
+            drivers = (await self.api.get("/apis/storage.k8s.io/v1/csinodes"))["items"]
+            registered = [
+                one for one in drivers if any(each["name"] == DRIVER for each in one["spec"].get("drivers") or [])
+            ]
+            is_ready = all(len(each) == 2 and all(one["ready"] for one in each) for each in statuses)
+            return is_ready and len(registered) == len(self.nodes)
+
+        await until(condition)
+
+    async def serves(self) -> bool:
+        """Whether the mirror's Service leads to it: the proxy learns that later than we do."""
+        try:
+            return await self.served_bytes() == 0
+        except httpx2.TransportError:
+            return False
+
+    async def served_bytes(self) -> int:
+        """What the mirror has sent to agents so far."""
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            page = (await client.get(f"{MIRROR}/metrics")).raise_for_status().text
+        line = next(one for one in page.splitlines() if one.startswith("bdn_mirror_served_bytes_total"))
+        return int(float(line.split()[1]))
 
 
-async def reads(cluster: Cluster, name: str) -> dict[str, Any]:
-    await cluster.running(name)
-    return {"init": await cluster.log(name, "init", 2), "main": await cluster.log(name, "main", 3)}
-
-
-async def inline(cluster: Cluster) -> dict[str, Any]:
-    cluster.run_inline("inline", {"source": "hf://org/model@main"})
-    return await reads(cluster, "inline")
-
-
-async def claim(cluster: Cluster) -> dict[str, Any]:
-    source = {"driver": DRIVER, "volumeHandle": "model-main", "volumeAttributes": {"source": "hf://org/model@main"}}
-    common = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": "model"},
-            "spec": {
-                **common,
-                "capacity": {"storage": "1Gi"},
-                "claimRef": {"namespace": "default", "name": "model"},
-                "csi": source,
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "model"},
-            "spec": {**common, "volumeName": "model", "resources": {"requests": {"storage": "1Gi"}}},
-        },
+async def install(cluster: Cluster) -> None:
+    """As docs/kubernetes.md says, with an overlay of the tests."""
+    deploy = cluster.folder / "kubernetes"
+    shutil.copytree(ROOT / "deploy/kubernetes", deploy)
+    overlay = deploy / "overlays/rig"
+    shutil.copytree(HERE / "overlay", overlay)
+    patch = overlay / "mirror.yaml"
+    patch.write_text(patch.read_text().replace("HUB", cluster.hub.url))
+    clusters = (deploy / "base/kubernetes.toml").read_text()
+    (overlay / "kubernetes.toml").write_text(
+        clusters.replace("https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc")
     )
-    bound = ("get", "pvc", "model", "-o", "jsonpath={.status.phase}")
-    await cluster.until(lambda: cluster.kubectl(*bound) == "Bound")
-    cluster.run_pod("claim", {"persistentVolumeClaim": {"claimName": "model"}})
-    return await reads(cluster, "claim")
-
-
-async def refused(cluster: Cluster) -> dict[str, Any]:
-    cluster.run_inline("revision", {"source": "hf://org/model@none"})
-    cluster.run_inline("secret", {"source": "hf://org/model"}, nodePublishSecretRef={"name": "hub"})
-    cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub"}, "stringData": {"token": "hf_x"}})
-    codes = {"revision": "REVISION_NOT_FOUND", "secret": "INVALID_REQUEST"}
-    for name, code in codes.items():
-        await cluster.until(lambda name=name, code=code: code in cluster.events(name))  # type: ignore[misc]
-    return {name: cluster.events(name) for name in codes}
-
-
-async def slow(cluster: Cluster) -> dict[str, Any]:
-    """The hub stops in the middle, for longer than a call of the kubelet."""
-    cluster.hub.repo("org/slow").commit(SLOW)
-    cluster.hub.fail(stall(1_000_000), "slow.safetensors", origin="cdn", times=None)
-    cluster.run_inline("slow", {"source": "hf://org/slow"})
-    await cluster.until(lambda: "copied to the mirror" in cluster.events("slow"))
-    cluster.hub.release_stalled()
-    released = time.monotonic()
-    await cluster.running("slow")
-    return {"seconds": time.monotonic() - released, "events": cluster.events("slow"), **await reads(cluster, "slow")}
-
-
-async def rolled(cluster: Cluster) -> dict[str, Any]:
-    """Agent and driver are killed and replaced while pods read."""
-    cluster.driver.kill()
-    await cluster.driver.wait()
-    await cluster.agent.kill()
-    async with cluster.node.agent.daemon() as agent, cluster.node.driver():
-        cluster.run_inline("after", {"source": "hf://org/model@main"})
-        after = await reads(cluster, "after")
-        logs = {name: cluster.kubectl("logs", name, "-c", "main") for name in ("inline", "claim", "slow")}
-        names = cluster.kubectl("get", "pods", "-o", "name").split()
-        began = time.monotonic()
-        cluster.kubectl("delete", "--wait=false", *names)
-        await cluster.until(lambda: not cluster.kubectl("get", "pods", "-o", "name"))
-        gone = time.monotonic() - began
-        stages = [stage.job_id for stage in await cluster.node.open_stages(agent)]
-        left = [str(place) for place in mounts_below(cluster.node.kubelet.root) if "kubernetes.io~csi" in place.parts]
-    return {
-        "after": after,
-        "logs": logs,
-        "gone_seconds": gone,
-        "stages": stages,
-        "mounts": left,
-        "driver": cluster.node.log,
-    }
-
-
-JOURNEYS: tuple[Callable[[Cluster], Awaitable[dict[str, Any]]], ...] = (inline, claim, refused, slow, rolled)
-
-
-async def run(folder: Path, binaries: Path) -> dict[str, Any]:
-    report: dict[str, Any] = {}
-    write_image(Path("/bin/busybox"), folder / "images/busybox.tar")
-    began = time.monotonic()
-    up = await asyncio.create_subprocess_exec("bash", HERE / "up.sh", folder, binaries)
-    assert await up.wait() == 0, "the cluster did not come up"
-    report["up_seconds"] = time.monotonic() - began
-    async with AsyncExitStack() as stack:
-        hub = stack.enter_context(Hub())
-        hub.repo("org/model").commit(MODEL)
-        given = {"HF_ENDPOINT": hub.url, "BDN_EGRESS_ALLOW": ALLOW_LOOPBACK}
-        mirror = await stack.enter_async_context(await ServingProcess.start(folder / "mirror", **given))
-        node = CsiNode(folder, mirror.url)
-        agent = await stack.enter_async_context(node.agent.daemon())
-        driver = await stack.enter_async_context(node.driver())
-        cluster = Cluster(folder, binaries, hub, node, agent, driver)
-        modes = {"attachRequired": False, "podInfoOnMount": True, "volumeLifecycleModes": ["Ephemeral", "Persistent"]}
-        spec = {**modes, "fsGroupPolicy": "None", "tokenRequests": [{"audience": "bdn"}]}
-        cluster.apply(
-            {"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER}, "spec": spec}
-        )
-        await cluster.until(
-            lambda: DRIVER in cluster.kubectl("get", "csinode", "node1", "-o", "jsonpath={.spec.drivers[*].name}")
-        )
-        for journey in JOURNEYS:
-            try:
-                report[journey.__name__] = await journey(cluster)
-            except Exception:
-                report[journey.__name__] = {"error": traceback.format_exc()}
-        report["log"] = node.log
-    return report
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    (place / "report.json").write_text(json.dumps(asyncio.run(run(place, Path(sys.argv[2]))), indent=1))
+    await cluster.kubectl("create", "namespace", "bdn")
+    keys = [f"--from-literal=token={cluster.token}"]
+    await cluster.kubectl("-n", "bdn", "create", "secret", "generic", "bdn-mirror", *keys)
+    await cluster.kubectl("apply", "-k", str(overlay))
+    await cluster.agents_ready()
+    await cluster.kubectl("-n", "bdn", "rollout", "status", "deployment/mirror")
+    await until(cluster.serves)

@@ -31,6 +31,7 @@ class _Pod:
 
     namespace: str
     account: str
+    uid: str
 
     @classmethod
     def of(cls, claims: Mapping[str, Any]) -> "_Pod":
@@ -40,11 +41,11 @@ class _Pod:
         namespace, account = said.get("namespace"), _named(said, "serviceaccount", "name")
         if not isinstance(namespace, str) or claims["sub"] != f"system:serviceaccount:{namespace}:{account}":
             raise ValueError("its namespace and service account differ from its subject")
-        if not _named(said, "pod", "name") or not _named(said, "pod", "uid"):
+        if not _named(said, "pod", "name") or not (uid := _named(said, "pod", "uid")):
             raise ValueError(
                 "it is bound to no pod: use the token that the kubelet gives to the driver or projects into a pod"
             )
-        return cls(namespace, account)
+        return cls(namespace, account, uid)
 
 
 def _named(said: Mapping[str, Any], part: str, name: str) -> str:
@@ -134,4 +135,4 @@ def _caller(name: str, cluster: KubernetesCluster, pod: _Pod) -> Caller:
             "file BDN_KUBERNETES, or gives the cluster an organisation there"
         )
     organisation, team = place
-    return Caller(organisation, Role.POD, team=team)
+    return Caller(organisation, Role.POD, cluster=name, team=team, pod=pod.uid)
