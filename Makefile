@@ -158,9 +158,9 @@ mutants: .venv/.tools
 training: .venv/.tools .venv-training/.ready
 	$(VENV)/python -m pytest -m training -s tests/e2e
 
-# Volumes of pods in a real cluster of one node, with the programs that BDN_KUBERNETES_BIN names: tests/kubernetes/README.md.
+# BDN on a real cluster of two nodes, with the programs that BDN_KUBERNETES_BIN names: tests/kubernetes/README.md.
 kubernetes: .venv/.tools
-	$(VENV)/python -m pytest -o faulthandler_timeout=700 tests/kubernetes
+	$(VENV)/python -m pytest -o faulthandler_timeout=1000 tests/kubernetes
 
 lint: .venv/.tools
 	sh requirements/lock.sh --check

@@ -15,6 +15,7 @@ from bench import (
     direct,
     fill,
     gateway,
+    kubernetes,
     listings,
     memory,
     page,
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Callable[[], Sequence[Row]]] = {
     "scale": scale.measure,
     "watchers": watchers.measure,
     "page": page.measure,
+    "kubernetes": kubernetes.measure,
 }
 
 

@@ -86,25 +86,28 @@ class NodeVolumes:
         self, request: NodePublishVolumeRequest, target: Target, call: Call, seconds_left: float | None
     ) -> Refusal | None:
         try:
-            volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
             await in_thread(target.make)
-            stage = await call.hold(seconds_left, self._stage(volume, call))
-            if stage is None:
-                return call.refusal(volume.named)
-            await in_thread(partial(self._show, volume, stage))
+            stage = await call.hold(seconds_left, self._mounted(request, target, call))
         except BdnError as error:
             return Refusal.of(error)
+        if stage is None:
+            return call.refusal()
         facts = {"volume": request.volume_id, "stage": stage.id, "job": stage.job_id, "target": str(target.path)}
         logger.info("volume published", extra=facts)
         return None
 
-    async def _stage(self, volume: PodVolume, call: Call) -> StageDocument:
-        """A stage of this volume that is READY: the mounted one, or else one for a grant of now."""
-        target = volume.target
+    async def _mounted(self, request: NodePublishVolumeRequest, target: Target, call: Call) -> StageDocument:
+        """Mount a stage of this volume for a grant of now, unless one is mounted.
+
+        A kubelet that restarts publishes the volumes of running pods again: they stay, whatever of the request the driver,
+        the CSIDriver or the mirror would refuse by now.
+        """
         others = await call.ask(partial(self._stages_of, target))
         for stage in others:
             if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
                 return stage
+        volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
+        call.source = volume.named
         if note := await in_thread(target.empty):
             logger.warning("%s", note)
         mirror = await self._mirrored(volume, call)
@@ -113,6 +116,7 @@ class NodeVolumes:
         for stage in others:
             if stage.id != ready.id:
                 await self._unstage(stage.id)
+        await in_thread(partial(self._show, volume, ready))
         return ready
 
     async def _mirrored(self, volume: PodVolume, call: Call) -> Mirror:

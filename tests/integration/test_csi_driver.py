@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from grpc import StatusCode
 
 from bdn.disk.binding import unbind
@@ -34,6 +36,7 @@ from tests.support.waiting import LONGEST_SECONDS
 pytestmark = needs_mounts
 MODEL = {"config.json": b"{}", "deep/model.safetensors": bytes(range(256)) * 40_000, "empty.txt": b""}
 SOURCE = {"source": "hf://org/model@main"}
+MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/base/agent.yaml"
 SHORT_SECONDS = 4.0  # a deadline that a call is held for half of
 
 
@@ -129,6 +132,24 @@ async def test_driver__is_found_by_the_kubelet__and_says_what_it_is(node: CsiNod
     assert [oct(mode) for mode in modes if mode & 0o077] == []
 
 
+async def test_liveness_probe__of_the_manifests__succeeds_while_the_driver_answers_and_fails_without_it(
+    node: CsiNode,
+) -> None:
+    daemon_set = next(yaml.safe_load_all(MANIFEST.read_text()))
+    (driver,) = [one for one in daemon_set["spec"]["template"]["spec"]["containers"] if one["name"] == "csi"]
+    python, *arguments = driver["livenessProbe"]["exec"]["command"]
+    assert python == "python"
+    command = [sys.executable, *(one.replace("/var/lib/kubelet", str(node.kubelet.root)) for one in arguments)]
+
+    async def probed() -> int:
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        return await process.wait()
+
+    async with node.driver():
+        assert await probed() == 0
+    assert await probed() == 1
+
+
 async def test_volume__published_again__is_the_same_mount_and_stage(node: CsiNode, agent: Daemon, hub: Hub) -> None:
     pod = node.pod()
     async with node.driver():
@@ -144,6 +165,21 @@ async def test_volume__published_again__is_the_same_mount_and_stage(node: CsiNod
         assert await pod.unpublish() == OK
         await node.assert_nothing_is_left(agent, pod)
         assert await pod.unpublish() == OK
+
+
+async def test_volume__of_a_running_pod__stays_when_a_repeated_publish_would_be_refused(
+    node: CsiNode, agent: Daemon
+) -> None:
+    """A kubelet that restarts publishes again, to a driver or with a CSIDriver that may have other rules by then."""
+    pod = node.pod()
+    async with node.driver():
+        assert await pod.publish(SOURCE) == OK
+    async with node.driver(BDN_AUTH="token"):
+        for attributes in (SOURCE, {**SOURCE, "of_an_earlier_version": ""}, {"source": "nonsense"}):
+            assert await pod.publish(attributes) == OK
+            assert tree(pod.target) == MODEL
+        assert await pod.unpublish() == OK
+        await node.assert_nothing_is_left(agent, pod)
 
 
 async def test_unpublish__of_a_volume_that_never_was__succeeds(node: CsiNode, agent: Daemon) -> None:
@@ -210,7 +246,9 @@ async def test_volume__whose_mirror_takes_longer_than_the_call__is_aborted_with_
         text = await waits(pod, " of 10.2 MB copied to the mirror")
         assert text.startswith("hf://org/model@main: ")
         assert len(text) <= 200
-        assert list(pod.target.iterdir()) == [], "without it the kubelet removes the folder of a deleted pod, and cannot unpublish"
+        assert list(pod.target.iterdir()) == [], (
+            "without it the kubelet removes the folder of a deleted pod, and cannot unpublish"
+        )
 
         hub.release_stalled()
         assert await pod.publish(SOURCE) == OK

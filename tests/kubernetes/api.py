@@ -39,7 +39,9 @@ class Api:
         await self._http.__aenter__()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         await self._http.__aexit__(kind, error, at)
 
     async def get(self, path: str, **params: str) -> Json:

@@ -1,14 +1,8 @@
-"""A cluster of two nodes on which BDN is installed as docs/kubernetes.md says, and what its pods see, as a report.
-
-``python -m tests.kubernetes.cluster FOLDER BIN BASE`` runs it, in the namespaces of ``rig.sh``; ``FOLDER/report.json`` has a document for each journey.
-"""
+"""A cluster on which BDN is installed as docs/kubernetes.md says: pods with volumes, and what they see."""
 
 import asyncio
-import json
 import secrets
 import shutil
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +10,11 @@ from typing import Any, Final
 
 import httpx2
 
+from bdn.core.errors import BdnError
 from tests.doubles.hub import Hub
 from tests.kubernetes.api import Api, Json, until
-from tests.kubernetes.images import BUSYBOX, write_bdn, write_busybox
-from tests.kubernetes.nodes import HERE, Node
+from tests.kubernetes.images import BUSYBOX
+from tests.kubernetes.nodes import HERE, Node, json_lines
 
 ROOT: Final = HERE.parents[1]
 DRIVER: Final = "csi.bdn.dev"
@@ -45,7 +40,9 @@ class Cluster:
 
     async def kubectl(self, *arguments: str) -> str:
         command = [str(self.base / "kubectl"), f"--kubeconfig={self.folder / 'kubeconfig'}", *arguments]
-        running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+        running = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
         out, err = await running.communicate()
         assert running.returncode == 0, f"{' '.join(arguments)}: {err.decode()}"
         return out.decode()
@@ -60,7 +57,11 @@ class Cluster:
         namespace: str = "default",
     ) -> None:
         """A pod whose containers see the volume at /w; with the script READ, an init container, too."""
-        one = {"image": BUSYBOX, "imagePullPolicy": "Never", "volumeMounts": [{"name": "w", "mountPath": "/w", "readOnly": True}]}
+        one = {
+            "image": BUSYBOX,
+            "imagePullPolicy": "Never",
+            "volumeMounts": [{"name": "w", "mountPath": "/w", "readOnly": True}],
+        }
         spec = {
             "terminationGracePeriodSeconds": 1,
             "enableServiceLinks": False,
@@ -75,7 +76,9 @@ class Cluster:
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": spec}
         )
 
-    async def run_inline(self, name: str, attributes: Mapping[str, str], *, secret: str | None = None, **given: Any) -> None:
+    async def run_inline(
+        self, name: str, attributes: Mapping[str, str], *, secret: str | None = None, **given: Any
+    ) -> None:
         source: Json = {"driver": DRIVER, "readOnly": True, "volumeAttributes": dict(attributes)}
         if secret is not None:
             source["nodePublishSecretRef"] = {"name": secret}
@@ -84,7 +87,9 @@ class Cluster:
     async def running(self, name: str, namespace: str = "default") -> None:
         async def condition() -> bool:
             pod = await self.api.pod(name, namespace)
-            return pod["status"]["phase"] == "Running" and all(each["ready"] for each in pod["status"]["containerStatuses"])
+            return pod["status"]["phase"] == "Running" and all(
+                each["ready"] for each in pod["status"]["containerStatuses"]
+            )
 
         await until(condition)
 
@@ -124,23 +129,36 @@ class Cluster:
         await until(found)
         return (await found())[0]
 
-    async def gone(self, *names: str, namespace: str = "default") -> None:
+    async def deleted(self, *names: str, namespace: str = "default") -> None:
+        """Delete pods. Returns once nothing of their volumes is left: the kubelet may take a minute more to remove the pods from the API."""
+        uids = [pod["metadata"]["uid"] for pod in await self.api.pods(namespace) if pod["metadata"]["name"] in names]
         for name in names:
             await self.api.delete_pod(name, namespace)
 
         async def condition() -> bool:
-            return not {pod["metadata"]["name"] for pod in await self.api.pods(namespace)} & set(names)
+            try:
+                return not await self.left(*uids)
+            except (AssertionError, LookupError, OSError, BdnError):  # a node is without power, or without an agent
+                return False
 
         await until(condition)
+
+    async def left(self, *uids: str) -> list[str]:
+        """Stages, mounts and directories of the pods of these uids."""
+        found = [each for node in self.nodes for each in node.volumes()]
+        found += [stage.job_id for node in self.nodes for stage in await node.open_stages()]
+        return [each for each in found if any(uid in each for uid in uids)]
 
     async def agent_pods(self) -> dict[str, Json]:
         """The DaemonSet's pods, by node."""
         found = await self.api.pods("bdn", labelSelector="app.kubernetes.io/name=bdn-agent")
         return {pod["spec"].get("nodeName", ""): pod for pod in found if "deletionTimestamp" not in pod["metadata"]}
 
-    async def driver_log(self, node: Node) -> str:
+    async def calls(self, node: Node, uid: str) -> list[str]:
+        """What the driver wrote about each call for the pod of this uid."""
         pod = (await self.agent_pods())[node.name]
-        return await self.api.log(pod["metadata"]["name"], "csi", "bdn")
+        lines = json_lines(await self.api.log(pod["metadata"]["name"], "csi", "bdn"))
+        return [line["msg"] for line in lines if uid in line.get("target", "")]
 
     async def agents_ready(self) -> None:
         """Agents and drivers serve on all nodes."""
@@ -149,11 +167,24 @@ class Cluster:
             pods = await self.agent_pods()
             statuses = [pods.get(node.name, {}).get("status", {}).get("containerStatuses", []) for node in self.nodes]
             drivers = (await self.api.get("/apis/storage.k8s.io/v1/csinodes"))["items"]
-            registered = [one for one in drivers if any(each["name"] == DRIVER for each in one["spec"].get("drivers") or [])]
+            registered = [
+                one for one in drivers if any(each["name"] == DRIVER for each in one["spec"].get("drivers") or [])
+            ]
             is_ready = all(len(each) == 2 and all(one["ready"] for one in each) for each in statuses)
             return is_ready and len(registered) == len(self.nodes)
 
         await until(condition)
+
+    async def serves(self) -> bool:
+        """Whether the mirror's Service leads to it: the proxy learns that later than we do."""
+        try:
+            return await self.served_bytes() == 0
+        except httpx2.TransportError:
+            return False
+
+    async def is_whole(self) -> bool:
+        """Whether each agent knows all others: then each chunk has one owner."""
+        return [await node.owners() for node in self.nodes] == [len(self.nodes)] * len(self.nodes)
 
     async def served_bytes(self) -> int:
         """What the mirror has sent to agents so far."""
@@ -172,41 +203,14 @@ async def install(cluster: Cluster) -> None:
     patch = overlay / "mirror.yaml"
     patch.write_text(patch.read_text().replace("HUB", cluster.hub.url))
     clusters = (deploy / "base/kubernetes.toml").read_text()
-    (overlay / "kubernetes.toml").write_text(clusters.replace("https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc"))
+    (overlay / "kubernetes.toml").write_text(
+        clusters.replace("https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc")
+    )
     await cluster.kubectl("create", "namespace", "bdn")
     keys = [f"--from-literal=token={cluster.token}"]
     await cluster.kubectl("-n", "bdn", "create", "secret", "generic", "bdn-mirror", *keys)
     await cluster.kubectl("apply", "-k", str(overlay))
     await cluster.agents_ready()
     await cluster.kubectl("-n", "bdn", "rollout", "status", "deployment/mirror")
-
-
-async def start(folder: Path, binaries: Path, base: Path) -> list[Node]:
-    """The control plane and, once images are made, the nodes."""
-    up = await asyncio.create_subprocess_exec("bash", HERE / "up.sh", folder, binaries)
-    write_busybox(Path("/bin/busybox"), folder / "images/busybox.tar")
-    await asyncio.to_thread(write_bdn, base, folder / "image", folder / "images/bdn.tar")
-    assert await up.wait() == 0, "the cluster did not come up"
-    nodes = [Node(number, folder, binaries) for number in (1, 2)]
-    for node in nodes:
-        await node.start()
-    return nodes
-
-
-async def run(folder: Path, binaries: Path, base: Path) -> Json:
-    from tests.kubernetes.journeys import travel
-
-    began = time.monotonic()
-    nodes = await start(folder, binaries, base)
-    with Hub(host=HOST) as hub:
-        async with Api(folder / "kubeconfig") as api:
-            cluster = Cluster(folder, binaries, base, hub, api, nodes)
-            await install(cluster)
-            up = time.monotonic() - began
-            report = await travel(cluster)
-            return {"up_seconds": up, "seconds": time.monotonic() - began, **report}
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    (place / "report.json").write_text(json.dumps(asyncio.run(run(place, Path(sys.argv[2]), Path(sys.argv[3]))), indent=1))
+    await until(cluster.serves)
+    await until(cluster.is_whole)

@@ -70,7 +70,9 @@ def run_in(
     root: Path, script: str, wheels: Path, *, lower: Path | None = None, upper: Path | None = None, network: bool
 ) -> None:
     """Run ``script`` with ``root`` as its root directory and ``wheels`` at /mnt; with ``lower``, changes go to ``upper``."""
-    given = dict(entry.split("=", 1) for entry in (_PATH, "HOME=/root", "LC_ALL=C.UTF-8", "PIP_ROOT_USER_ACTION=ignore"))
+    given = dict(
+        entry.split("=", 1) for entry in (_PATH, "HOME=/root", "LC_ALL=C.UTF-8", "PIP_ROOT_USER_ACTION=ignore")
+    )
     files: list[str] = []
     if network:
         files = [name for name in ("/etc/resolv.conf", "/etc/hosts", os.environ.get("PIP_CERT", "")) if name]

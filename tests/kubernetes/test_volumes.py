@@ -1,103 +1,130 @@
-"""Volumes of pods in a real cluster of one node: kubelet, containerd, hub, mirror, agent and driver, each a process of its own.
+"""BDN on a real cluster of two nodes, installed from the minimal overlay with an image of this checkout: journeys of users and operators.
 
-``BDN_KUBERNETES_BIN`` is a folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl of 1.20, and beside it ``root`` is a
-Debian root with etcd-server, containerd, runc, containernetworking-plugins, iptables, conntrack, curl, openssl, busybox-static and iproute2.
-``tests/kubernetes/README.md`` says how to make both.
+``BDN_KUBERNETES_BIN`` is a folder with kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy and kubelet of 1.20. Beside it are ``root``, a
+Debian root with etcd and containerd, and ``base``, of which BDN's image is made. ``tests/kubernetes/README.md`` says how to make all three.
 """
 
 import hashlib
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping
 
 import pytest
 
-from tests.kubernetes.cluster import JOURNEYS, MODEL, SLOW
-from tests.support.agent.mounts import needs_mounts
+from tests.doubles.content import Content, sha256_of
+from tests.kubernetes.journeys import CROWDS, JOURNEYS, MODEL, READERS, SLOW
+from tests.kubernetes.report import Report, run_cluster, why_no_cluster
 
-ROOT: Final = Path(__file__).parents[2]
-GIVEN: Final = os.environ.get("BDN_KUBERNETES_BIN")
-Report = dict[str, Any]
-
-pytestmark = [
-    needs_mounts,
-    pytest.mark.skipif(not GIVEN, reason="BDN_KUBERNETES_BIN names no folder with the programs of Kubernetes"),
-    pytest.mark.skipif(sys.base_prefix == "/usr", reason="Python is the system's, and is not in the cluster's root"),
-]
+WHY_NOT = why_no_cluster()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 @pytest.fixture(scope="module")
-def report() -> Iterator[Report]:
+def report() -> Report:
     """What happened in the cluster, which ran for all tests of this module."""
-    binaries, folder = Path(GIVEN or "").absolute(), Path(tempfile.mkdtemp(prefix="k8s-"))
-    needed = {
-        folder,
-        binaries,
-        ROOT,
-        Path(sys.base_prefix),
-        Path(sys.executable).resolve().parents[1],
-        Path(sys.prefix).resolve().parent,
-    }
-    command = [sys.executable, "-m", "tests.kubernetes.cluster", str(folder), str(binaries)]
-    rig = [
-        "sh",
-        str(ROOT / "tests/kubernetes/rig.sh"),
-        str(binaries.parent / "root"),
-        *map(str, sorted(needed)),
-        "--",
-        *command,
-    ]
-    environment = {"PATH": os.environ["PATH"], "HOME": "/tmp", "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(rig, cwd="/", env=environment, capture_output=True, text=True, timeout=500, check=False)
-    try:
-        assert (folder / "report.json").exists(), ended.stdout + ended.stderr
-        yield json.loads((folder / "report.json").read_text())
-    finally:
-        shutil.rmtree(folder)
+    return run_cluster()
 
 
 @pytest.fixture(autouse=True)
 def check(report: Report) -> None:
-    assert [report[one.__name__]["error"] for one in JOURNEYS if "error" in report[one.__name__]] == [], report.get(
-        "log"
-    )
+    errors = {name: report[name]["error"] for name in (one.__name__ for one in JOURNEYS) if "error" in report[name]}
+    assert not errors, "\n".join([*errors.values(), report["logs"][-20_000:]])
 
 
-def sums_of(files: dict[str, bytes]) -> list[str]:
+def sums_of(files: Mapping[str, Content]) -> list[str]:
     """As ``sha256sum`` prints them."""
-    return [f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in files.items()]
+    return [f"{sha256_of(content)}  {name}" for name, content in files.items()]
 
 
-@pytest.mark.parametrize("volume", ["inline", "claim", "slow"])
-def test_pod__reads_the_right_bytes__also_in_its_init_container__and_cannot_write(report: Report, volume: str) -> None:
-    sums = sums_of(SLOW if volume == "slow" else MODEL)
-    assert report[volume]["init"] == sums
-    assert report[volume]["main"][:2] == sums
-    assert report[volume]["main"][-1] == "write=1"
+@pytest.mark.parametrize(
+    ("journey", "name"),
+    [
+        *(("shared", name) for name in ("inline", "second", "other")),
+        ("claim", None),
+        ("slow", None),
+        ("foreign", "own"),
+        ("rebooted", "back"),
+        ("rebooted", "new"),
+        ("rolled", "node1"),
+        ("rolled", "node2"),
+    ],
+)
+def test_pod__reads_the_right_bytes__also_in_its_init_container__and_cannot_write(
+    report: Report, journey: str, name: str | None
+) -> None:
+    seen = report[journey]["after"] if journey == "rolled" else report[journey]
+    seen = seen[name] if name else seen
+    sums = sums_of(SLOW if journey == "slow" else MODEL)
+    assert seen["init"] == sums
+    assert seen["main"] == [*sums, "write=1"]
+
+
+def test_second_node__reads_from_the_first__and_the_mirror_serves_the_model_once(report: Report) -> None:
+    assert 1 <= report["shared"]["served"] <= 1.05
 
 
 def test_refusals__are_events_of_the_pod_with_code_and_remedy(report: Report) -> None:
-    assert "code = NotFound" in report["refused"]["revision"]
-    assert "REVISION_NOT_FOUND" in report["refused"]["revision"]
-    assert "code = InvalidArgument" in report["refused"]["secret"]
-    assert "bdn-admin secrets set" in report["refused"]["secret"]
-    assert "hf_x" not in report["log"]
+    events = report["refused"]
+    assert "code = NotFound" in events["revision"]
+    assert "code = InvalidArgument" in events["publish-secret"]
+    assert "bdn-admin secrets set" in events["publish-secret"]
+    assert "code = NotFound" in events["no-secret"]
 
 
-def test_volume__that_takes_longer_than_a_call__has_figures_in_events__and_its_pod_runs_soon_after_the_last_byte(
-    report: Report,
-) -> None:
-    assert " of 10.2 MB copied to the mirror" in report["slow"]["events"]
-    assert report["slow"]["seconds"] < 30  # a back-off of two minutes otherwise
+def test_mirror_of_another_namespace__is_not_found(report: Report) -> None:
+    assert "code = NotFound" in report["foreign"]["event"]
+    assert "NOT_FOUND" in report["foreign"]["event"]
 
 
-def test_pods__read_on_while_agent_and_driver_are_killed_and_replaced__and_leave_nothing(report: Report) -> None:
-    assert report["rolled"]["after"]["main"][:2] == sums_of(MODEL)
-    assert [name for name, log in report["rolled"]["logs"].items() if "read failed" in log] == []
-    assert (report["rolled"]["stages"], report["rolled"]["mounts"]) == ([], [])
+def test_logs__hold_no_secret_and_no_token(report: Report) -> None:
+    assert "driver started" in report["logs"]
+    assert "hf_x" not in report["logs"]
+    assert "eyJ" not in report["logs"], "the beginning of a JSON web token"
+
+
+def test_volume__that_takes_five_minutes__is_one_copy_in_few_calls_with_figures_in_events(report: Report) -> None:
+    slow = report["slow"]
+    figures = [event for event in slow["events"] if " of 16.8 MB copied to the mirror" in event]
+    assert slow["publish_seconds"] > 280
+    assert len(set(figures)) >= 2
+    assert 3 <= len(slow["calls"]) <= 4
+    assert slow["calls"][-1] == "volume published"
+    assert slow["fetched"] == 1.0
+    assert slow["after_last_byte_seconds"] < 30  # a back-off of two minutes otherwise
+
+
+def test_pod__deleted_while_it_waits__leaves_nothing(report: Report) -> None:
+    assert report["deleted"]["left"] == []
+    assert report["deleted"]["calls"][-1] == "volume unpublished"
+
+
+@pytest.mark.parametrize("count", CROWDS)
+def test_pods__created_at_once__all_run_with_the_right_bytes(report: Report, count: int) -> None:
+    crowd = report["crowd"][str(count)]
+    assert len(crowd["publish_seconds"]) == count
+    assert crowd["read"] == [f"{hashlib.sha256(b'{}').hexdigest()}  /w/config.json"]
+    assert crowd["nodes"] == ["node1", "node2"] or count == 1
+
+
+def test_node__that_loses_its_power__has_its_pods_back(report: Report) -> None:
+    assert report["rebooted"]["restarts"] == 1
+    assert report["rebooted"]["back"]["main"] == report["rebooted"]["before"]
+
+
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_containers__driver_has_no_port__and_agent_no_capability(report: Report, node: str) -> None:
+    seen = report["confined"][node]
+    assert seen["driver"] == []
+    assert seen["agent"] == [8471]
+    assert set(seen["uid"]) == {"999"}
+    assert set(seen["capabilities"].values()) == {"0" * 16}
+    assert seen["no_new_privileges"] == "1"
+
+
+def test_rollout__of_all_agents_and_drivers__is_not_noticed_by_pods_that_read(report: Report) -> None:
+    rolled = report["rolled"]
+    assert rolled["replaced"] == ["node1", "node2"]
+    assert set(rolled["running"]) == set(READERS)
+    assert [name for name, log in rolled["logs"].items() if "read failed" in log] == []
+
+
+def test_pods__that_are_deleted__leave_no_stage_mount_or_directory(report: Report) -> None:
+    assert (report["emptied"]["stages"], report["emptied"]["volumes"]) == ([], [])

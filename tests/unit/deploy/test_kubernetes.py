@@ -350,6 +350,7 @@ def test_agent__has_no_privilege_and_the_driver_has_no_port() -> None:
     assert mounts["csi"]["cache"]["mountPropagation"] == "HostToContainer"
     assert mounts["csi"]["cache"]["mountPath"] == mounts["agent"]["cache"]["mountPath"]
     assert "kubelet" not in mounts["agent"]
+    assert mounts["agent"].keys() & mounts["csi"].keys() == {"cache", "run"}, "root shares nothing else with the agent"
     assert "token" not in mounts["csi"]
     (kubelet,) = [each["hostPath"]["path"] for each in AGENT["volumes"] if each["name"] == "kubelet"]
     assert mounts["csi"]["kubelet"]["mountPath"] == kubelet == environment(driver)["BDN_CSI_KUBELET_DIR"]
