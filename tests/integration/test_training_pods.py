@@ -15,7 +15,7 @@ from tests.doubles.kubernetes_api import NAMESPACE, set_state
 from tests.fakes.clock import Clock
 from tests.support.mirror.pod_jobs import CLUSTER, IMAGE, PodJobs, pod_jobs
 from tests.support.mirror.service import LONGEST_SECONDS, Json, refusal, source
-from tests.support.mirror.training_jobs import JobAgent, accelerated, runtime, spec
+from tests.support.mirror.training_jobs import JobAgent, accelerated, gpus, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 SECRET: Final = "hunter2-" * 5
@@ -302,6 +302,17 @@ async def test_agents_of_a_cluster_with_pods__get_no_ranks_and_report_on_none(po
     stray = await agent.report(f"run:{job}:0:go", "RUNNING", running=True)
     assert stray == [f"run:{job}:0:stop"]
     assert (await pods.client.job(job))["bdn"]["ranks"][0]["state"] == "STAGING"
+
+
+async def test_a_gpu_type_that_agents_have__runs_on_agents_whose_node_has_pods_as_well(pods: PodJobs) -> None:
+    """What pods take of a node is not taken of the agent of this name."""
+    agent = JobAgent(pods.mirror, "n1", gpus(8, "B200"))
+    await agent.beat()
+    as_pods = await pods.deployed(spec(compute=accelerated("H100", 8)))
+    on_agent = await pods.placed(spec(compute=accelerated("B200", 8)))
+    assert await agent.told() == [f"run:{on_agent}:0:stage"]
+    found = [(await pods.client.job(job))["bdn"]["ranks"][0]["node"] for job in (as_pods, on_agent)]
+    assert found == ["n1", "n1"]
 
 
 async def test_a_training_cache__is_the_directory_of_agents_on_the_claim_and_pins_the_project(pods: PodJobs) -> None:

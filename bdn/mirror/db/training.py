@@ -194,7 +194,7 @@ async def count_by_status(session: ReadSession) -> dict[str, int]:
 def note_change(session: WriteSession, row: TrainingJobRow) -> None:
     """Once committed, wake the controller and the agents of the job."""
     tell(session, JOBS_CHANGED)
-    for node in {rank["node"] for rank in row.ranks if not is_pod(rank)}:
+    for node in {rank["node"] for rank in row.ranks}:
         tell(session, agent_topic(str(row.cluster), node))
 
 

@@ -273,10 +273,8 @@ class Controller:
         demand, requires = needs.demand, needs.require_cache_affinity
         pinned = project.cache_cluster if needs.has_cache else None
         offered = [node for pods in self.pods for node in pods.offer(row.organisation, project.team, demand)]
-        with_pods = {node.cluster for node in offered}  # these run no job on agents
         try:
-            nodes = [*(node for node in nodes if node.cluster not in with_pods), *offered]
-            found = place(demand, nodes, project.name, pinned, require_cache_affinity=requires)
+            found = place(demand, [*nodes, *offered], project.name, pinned, require_cache_affinity=requires)
         except CacheAffinityError as error:
             return failure_of(error)
         if isinstance(found, Failure) and row.status == "PENDING":  # its cluster may come back

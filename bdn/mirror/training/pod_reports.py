@@ -37,7 +37,7 @@ def report_of(run: str, rank: int, pod: Pod | None, *, is_ending: bool) -> RunRe
     """The state of a rank. ``is_ending``: the job's end is decided, so that its pods may be deleted."""
     if pod is None and is_ending:
         return RunReport(run=run, rank=rank, state="ENDED")
-    lost = _GONE if pod is None else None if is_ending else _lost(pod)
+    lost = _GONE if pod is None else _lost(pod)
     if pod is None or lost is not None:
         return RunReport(run=run, rank=rank, state="LOST", error=lost)
     ended, never, error = pod.state_of(MAIN).terminated, _never(pod), _ended_by_container(pod)

@@ -62,7 +62,10 @@ class Pods:
     _problem: str = ""
 
     def offer(self, organisation: str, team: str, demand: Demand) -> list[Node]:
-        """Nodes with room for a job of a team, as many as it needs: Kubernetes queues, and has the last word."""
+        """Nodes with room for a job of a team, as many as it needs: Kubernetes queues, and has the last word.
+
+        They have no name and nothing to spare, so ``place`` takes them before all agents' nodes of the cluster.
+        """
         knows_gpu = not demand.gpus or self.jobs.gpu(demand.gpu_type or "") is not None
         if self.trusted.jobs_in(organisation, team) is None or not knows_gpu:
             return []

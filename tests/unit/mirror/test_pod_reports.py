@@ -132,6 +132,8 @@ def test_report__of_a_pod_that_is_ended_from_outside__says_so_before_it_has_ende
     pod(RUNNING, RUNNING, deleted=True, disruption="DeletionByPodGC"),
 ])  # fmt: skip
 def test_report__of_a_pod_that_is_lost(one: Pod | None) -> None:
+    """Also of a job that ends: it does not wait for a node that is lost."""
+    assert one is None or report(one, is_ending=True).state == "LOST"
     found = report(one)
     assert found.state == "LOST"
     assert found.error is not None
@@ -144,7 +146,7 @@ def test_report__of_a_pod_that_is_lost(one: Pod | None) -> None:
     (pod(ended(143), RUNNING, want="go", deleted=True), "RUNNING", 143),
     (pod(ended(143), ended(), want="go", deleted=True, phase="Failed"), "ENDED", 143),
     (pod(deleted=True, phase="Failed"), "ENDED", None),
-    (pod(RUNNING, RUNNING, deleted=True, disruption="DeletionByTaintManager"), "STAGED", None),
+    (pod(RUNNING, RUNNING, want="go", deleted=True, disruption="EvictionByEvictionAPI"), "RUNNING", None),
 ])  # fmt: skip
 def test_report__of_a_job_that_ends__takes_deletion_for_no_failure(
     one: Pod | None, state: str, code: int | None
