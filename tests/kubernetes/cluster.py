@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx2
 
+from bdn.core.errors import BdnError
 from tests.doubles.hub import Hub
 from tests.kubernetes.api import Api, Json, until
 from tests.kubernetes.images import BUSYBOX
@@ -128,14 +129,25 @@ class Cluster:
         await until(found)
         return (await found())[0]
 
-    async def gone(self, *names: str, namespace: str = "default") -> None:
+    async def deleted(self, *names: str, namespace: str = "default") -> None:
+        """Delete pods. Returns once nothing of their volumes is left: the kubelet may take a minute more to remove the pods from the API."""
+        uids = [pod["metadata"]["uid"] for pod in await self.api.pods(namespace) if pod["metadata"]["name"] in names]
         for name in names:
             await self.api.delete_pod(name, namespace)
 
         async def condition() -> bool:
-            return not {pod["metadata"]["name"] for pod in await self.api.pods(namespace)} & set(names)
+            try:
+                return not await self.left(*uids)
+            except (AssertionError, LookupError, OSError, BdnError):  # a node is without power, or without an agent
+                return False
 
         await until(condition)
+
+    async def left(self, *uids: str) -> list[str]:
+        """Stages, mounts and directories of the pods of these uids."""
+        found = [each for node in self.nodes for each in node.volumes()]
+        found += [stage.job_id for node in self.nodes for stage in await node.open_stages()]
+        return [each for each in found if any(uid in each for uid in uids)]
 
     async def agent_pods(self) -> dict[str, Json]:
         """The DaemonSet's pods, by node."""
