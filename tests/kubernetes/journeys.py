@@ -16,6 +16,7 @@ from tests.doubles.faults import Throttle, throttled
 from tests.kubernetes.api import Json, until
 from tests.kubernetes.cluster import DRIVER, GLANCE, MIRROR, Cluster
 from tests.kubernetes.nodes import listening_ports, status_of
+from tests.kubernetes.training import trained
 
 MODEL_SIZE: Final = 64 * 1024**2
 MODEL: Final[Mapping[str, Content]] = {"config.json": b"{}", "deep/model.safetensors": GeneratedContent(MODEL_SIZE, 1)}
@@ -230,7 +231,7 @@ async def emptied(cluster: Cluster) -> Json:
     }
 
 
-JOURNEYS: Final = (slow, shared, claim, refused, foreign, deleted, crowd, rebooted, confined, rolled, emptied)
+JOURNEYS: Final = (slow, shared, claim, refused, foreign, deleted, trained, crowd, rebooted, confined, rolled, emptied)
 
 
 async def travel(cluster: Cluster) -> Json:
@@ -253,7 +254,7 @@ async def travel(cluster: Cluster) -> Json:
     async def fast() -> None:
         await one(shared)
         async with asyncio.TaskGroup() as group:
-            for journey in (claim, refused, foreign, deleted):
+            for journey in (claim, refused, foreign, deleted, trained):
                 group.create_task(one(journey))
             group.create_task(those_of_a_node())
 
