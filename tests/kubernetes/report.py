@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ def run_cluster() -> Report:
     rig = ["sh", str(ROOT / "tests/kubernetes/rig.sh"), str(_beside("root")), *needed, "--"]
     command = [sys.executable, "-m", "tests.kubernetes.program", str(folder), str(binaries), str(base)]
     given = {"PATH": os.environ["PATH"], "HOME": "/tmp", "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT)}
+    before = _cgroups()
     try:
         ended = subprocess.run(
             [*rig, *command], cwd="/", env=given, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=False
@@ -45,6 +47,14 @@ def run_cluster() -> Report:
         return dict(json.loads((folder / "report.json").read_text()))
     finally:
         shutil.rmtree(folder)
+        for each in _cgroups() - before:
+            with suppress(OSError):  # another container runtime of this machine uses it
+                each.rmdir()
+
+
+def _cgroups() -> set[Path]:
+    """Of containers: namespaces do not end them."""
+    return set(Path("/sys/fs/cgroup").glob("*/k8s.io/*"))
 
 
 def _beside(name: str) -> Path:
