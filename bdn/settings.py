@@ -96,6 +96,8 @@ class FileSettings(BaseSettings):
     def _problem(cls, place: str, wanted: str, value: object) -> str:
         fields = cls.model_fields
         name = next((name for name, field in fields.items() if place in (name, field.validation_alias)), place)
+        if wanted == "Field required":
+            return f"{cls.variable(name)}: must be set"
         shown = f" (it is {value!r})" if name in fields and fields[name].repr else ""
         return f"{cls.variable(name)}: {wanted.removeprefix('Value error, ')}{shown}"
 

@@ -2,10 +2,14 @@
 
 import errno
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from socket import socketpair
+from typing import Final
 
 from bdn.disk.syscalls import (
     MNT_DETACH,
@@ -23,6 +27,12 @@ from bdn.disk.syscalls import (
 
 _READ_ONLY = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV
 _WANTED = os.ST_RDONLY | os.ST_NOSUID | os.ST_NODEV
+_NO_OWNER: Final = "4294967294 4294967294 1"  # inside, outside, count: the last id, which no account has
+# In a process of its own: a process with threads cannot make a user namespace. CLONE_NEWUSER is 0x10000000.
+_IN_NEW_USER_NAMESPACE: Final = (
+    "import ctypes, sys; ctypes.CDLL(None, use_errno=True).unshare(0x10000000) and sys.exit(ctypes.get_errno()); "
+    "print(flush=True); sys.stdin.read()"
+)
 
 
 def bind_read_only(view: Path, place: Path) -> None:
@@ -41,6 +51,39 @@ def bind_read_only(view: Path, place: Path) -> None:
         if error.errno not in (errno.ENOSYS, errno.EPERM):
             raise
         _bind_aside(view, place)
+
+
+def bind_unwritable(view: Path, place: Path) -> None:
+    """The same, and also where a copy of the mount becomes writable, not even root writes through it.
+
+    runc since 1.2 clears the flag of a read-only mount that a container gets as ``rw``. Here no file has an owner, and
+    Linux lets no user write to such files (``inode_permission``).
+
+    Raises ``OSError``: this kernel, container or file system cannot do that.
+    """
+    if not is_bound(view, place):
+        unbind(place)
+        with _user_namespace_of_no_owner() as owners:
+            attach_read_only(view, place, owners)
+
+
+@contextmanager
+def _user_namespace_of_no_owner() -> Iterator[int]:
+    ours, its = socketpair()
+    with its:
+        command = (sys.executable, "-ISc", _IN_NEW_USER_NAMESPACE)
+        child = subprocess.Popen(command, stdin=its.fileno(), stdout=its.fileno())  # noqa: S603 - constants
+    with child, ours:
+        if not ours.recv(1):
+            raise OSError(child.wait(), "no user namespace can be made")
+        process = Path("/proc", str(child.pid))
+        for ids in ("uid_map", "gid_map"):
+            (process / ids).write_text(_NO_OWNER)
+        owners = os.open(process / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield owners
+    finally:
+        os.close(owners)
 
 
 def is_bound(view: Path, place: Path) -> bool:

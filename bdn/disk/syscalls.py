@@ -32,6 +32,7 @@ _MOUNT_SETATTR: Final = 442
 _OPEN_TREE_CLONE: Final = 0x1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 0x4
 _MOUNT_ATTR: Final = 0x1 | 0x2 | 0x4  # read-only, nosuid, nodev
+_MOUNT_ATTR_IDMAP: Final = 0x100000
 _RESOLVE_NO_SYMLINKS: Final = 0x4  # nor links of /proc
 _RENAME_EXCHANGE: Final = 0x2
 _FICLONE: Final = 0x40049409
@@ -143,16 +144,22 @@ class _MountAttr(ctypes.Structure):
     )
 
 
-def attach_read_only(source: Path, target: Path) -> None:
+def attach_read_only(source: Path, target: Path, owners: int | None = None) -> None:
     """``open_tree(2)``, ``mount_setattr(2)``, ``move_mount(2)``: bind ``source`` at ``target``.
 
     The mount is private, read-only, nosuid and nodev before it is attached, and so are its copies that other mount
     namespaces get by propagation. ``ENOSYS`` before Linux 5.12.
+
+    ``owners`` is a user namespace: the mount shows files as owned by nobody if their owner is not in it. ``EINVAL``:
+    the file system cannot do that.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     tree = _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags), str(source))
     try:
         attributes = _MountAttr(attr_set=_MOUNT_ATTR, propagation=MS_PRIVATE)
+        if owners is not None:
+            attributes.attr_set |= _MOUNT_ATTR_IDMAP
+            attributes.userns_fd = owners
         size = ctypes.c_size_t(ctypes.sizeof(attributes))
         _check(_libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attributes), size), str(target))
         place = os.fsencode(target)

@@ -245,8 +245,10 @@ async def _mirror(client: MirrorClient, settings: ClientSettings) -> Finding:
         running = await client.mirrors("SYNCING")
     except BdnError as error:
         message = f"{version or 'unknown version'} at {client.base_url}, ready; what it does is unknown: {error}"
-        is_refused = error.code == UnauthenticatedError.code and settings.token is not None
         advice = "Set BDN_TOKEN to a valid token of a controller or an operator."
+        is_refused = error.code == UnauthenticatedError.code and settings.token is not None
+        if is_refused and await _is_of_an_agent(client):
+            is_refused, advice = False, "For this check alone set BDN_TOKEN to a token of a controller or an operator."
         return Finding("mirror", "problem" if is_refused else "note", message, advice, {**facts, "version": version})
     rate = sum(mirror.bytes_per_second or 0 for mirror in running)
     facts |= {"version": version, "mirrors_running": len(running), "bytes_per_second": rate}
@@ -254,6 +256,15 @@ async def _mirror(client: MirrorClient, settings: ClientSettings) -> Finding:
         f"{counted(len(running), 'mirror')} running at {format_size(int(rate))}/s" if running else "no mirror running"
     )
     return _of_version("mirror", f"at {client.base_url}, ready, {doing}", version, facts)
+
+
+async def _is_of_an_agent(client: MirrorClient) -> bool:
+    """Whether the token is valid for agents, by a request that only they may send."""
+    try:
+        await client.project_uses("doctor")
+    except BdnError as error:
+        return error.code == NotFoundError.code
+    return True
 
 
 async def _agent(client: AgentClient, settings: ClientSettings) -> Finding:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from bdn.core.pace.retry import RetryPolicy, StallPolicy
 from bdn.core.store import LocatableStore
 from bdn.disk.durable import disk_errors, make_folder
 from bdn.mirror.access.access import Access
-from bdn.mirror.access.clusters import load_clusters
+from bdn.mirror.access.clusters import KubernetesCluster, load_clusters
 from bdn.mirror.access.key_files import load_grant_signer
 from bdn.mirror.access.service_accounts import ServiceAccounts
 from bdn.mirror.access.sessions import Sessions
@@ -62,8 +62,11 @@ from bdn.mirror.serving.served_chunks import StoreShelf
 from bdn.mirror.serving.served_files import ServedFiles
 from bdn.mirror.settings import MirrorSettings
 from bdn.mirror.training.controller import Controller
+from bdn.mirror.training.described import Describer
 from bdn.mirror.training.jobs import TrainingJobs
+from bdn.mirror.training.kubernetes_api import KubernetesApi
 from bdn.mirror.training.logs import Logs
+from bdn.mirror.training.pods import Pods
 from bdn.mirror.training.runs import JobRuns
 from bdn.mirror.training.steps import Steps
 from bdn.mirror.upkeep.collection import Collector
@@ -252,7 +255,8 @@ async def open_mirror(
         # Data plane: store → agents, and jobs → store.
         tokens = TokenTable(database, now)
         token = settings.token if settings.auth == "token" else None
-        accounts = await asyncio.to_thread(load_service_accounts, settings)
+        clusters = await asyncio.to_thread(load_trusted_clusters, settings)
+        accounts = await asyncio.to_thread(ServiceAccounts, clusters) if clusters else None
         if serve and accounts is not None:
             await stack.enter_async_context(in_background(accounts.keep()))
         access = Access(token, tokens, GrantVerifier(signer.public_keys), accounts)
@@ -295,7 +299,8 @@ async def open_mirror(
         )
         training_jobs = TrainingJobs(database, requests, projects, archives, steps, logs)
         runs = JobRuns(database, signer, settings.grant_seconds, table, caches, steps, logs)
-        controller = Controller(database, requests, projects, table, steps)
+        pods = await asyncio.to_thread(runners_of_pods, clusters, database, steps, runs, caches)
+        controller = Controller(database, requests, projects, table, steps, pods)
         if work:
             await stack.enter_async_context(in_background(controller.run()))
 
@@ -379,15 +384,27 @@ def check_binding(settings: MirrorSettings) -> None:
         raise InvalidRequestError(f"BDN_HOST={settings.host} is not loopback; set BDN_AUTH=token and BDN_TOKEN first")
 
 
-def load_service_accounts(settings: MirrorSettings) -> ServiceAccounts | None:
-    """The callers from Kubernetes; None without ``kubernetes``. Blocking. Raises ``InvalidRequestError``."""
+def load_trusted_clusters(settings: MirrorSettings) -> dict[str, KubernetesCluster]:
+    """The clusters of ``kubernetes``; none without it. Blocking. Raises ``InvalidRequestError``."""
     if settings.kubernetes is None:
-        return None
+        return {}
     if settings.auth == "off":
         raise InvalidRequestError(
             "BDN_KUBERNETES needs BDN_AUTH=token: with BDN_AUTH=off every caller is the operator, and no token is checked"
         )
-    return ServiceAccounts(load_clusters(settings.kubernetes))
+    return load_clusters(settings.kubernetes)
+
+
+def runners_of_pods(
+    clusters: Mapping[str, KubernetesCluster], database: Database, steps: Steps, runs: JobRuns, caches: TrainingCaches
+) -> list[Pods]:
+    """Blocking. Raises ``InvalidRequestError`` if a file of authorities cannot be used."""
+    found: list[Pods] = []
+    for name, cluster in clusters.items():
+        if (jobs := cluster.jobs) is not None:
+            describer = Describer(name, cluster.audience, jobs, database, runs, caches)
+            found.append(Pods(name, cluster, jobs, KubernetesApi(name, jobs), database, steps, runs, describer))
+    return found
 
 
 async def open_database(stack: AsyncExitStack, settings: MirrorSettings, clock: Callable[[], float]) -> Database:

@@ -88,8 +88,10 @@ class MirrorClient(ContentClient):
         """``request`` as a dry run; listing a large source may take minutes."""
         return await self._call(Plan, "POST", "/mirror", body=body, params={"dry_run": "true"}, wait_seconds=600)
 
-    async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
-        return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds)
+    async def mirror(self, mirror_id: str, wait_seconds: float = 0, mount: str | None = None) -> Mirror:
+        """With ``mount`` the source with this mount location alone, and a grant for it alone."""
+        params = {} if mount is None else {"mount": mount}
+        return await self._poll(Mirror, "GET", f"/mirror/{mirror_id}", wait_seconds, params=params)
 
     async def mirrors(
         self, status: MirrorStatus | None = None, source: str | None = None, limit: int = 100
@@ -232,9 +234,9 @@ class MirrorClient(ContentClient):
             HeartbeatReply, "POST", "/agents/heartbeat", body=heartbeat, wait_seconds=heartbeat.wait_seconds
         )
 
-    async def run_spec(self, run: str, rank: int, *, node: str, boot_id: str, volume_id: str) -> RunSpec:
-        """All that a rank needs, for the agent of the node where it was placed."""
-        params = {"node": node, "boot_id": boot_id, "volume_id": volume_id}
+    async def run_spec(self, run: str, rank: int, *, node: str, boot_id: str, volume_id: str | None = None) -> RunSpec:
+        """All that a rank needs, for the agent of its node, or for its pod, whose uid is the ``boot_id``."""
+        params = {"node": node, "boot_id": boot_id} | ({} if volume_id is None else {"volume_id": volume_id})
         return await self._call(RunSpec, "GET", f"/runs/{run}/{rank}", params=params)
 
     async def record_run_output(self, run: str, rank: int, output: RunOutput) -> None:

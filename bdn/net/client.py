@@ -267,11 +267,18 @@ class ServiceClient:
             raise InternalError(f"the answer of {self.address}{path} is not a {kind.__name__}") from error
 
     async def _poll(
-        self, kind: type[_Body], method: str, path: str, seconds: float, body: BaseModel | None = None
+        self,
+        kind: type[_Body],
+        method: str,
+        path: str,
+        seconds: float,
+        body: BaseModel | None = None,
+        *,
+        params: Params | None = None,
     ) -> _Body:
         """``_call`` of a route that may wait up to ``seconds`` before it answers."""
-        wait = {"wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
-        return await self._call(kind, method, path, body=body, params=wait, wait_seconds=seconds)
+        given = {**(params or {}), "wait": str(max(0.0, min(LONGEST_WAIT_SECONDS, seconds)))}
+        return await self._call(kind, method, path, body=body, params=given, wait_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)

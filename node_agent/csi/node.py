@@ -86,25 +86,28 @@ class NodeVolumes:
         self, request: NodePublishVolumeRequest, target: Target, call: Call, seconds_left: float | None
     ) -> Refusal | None:
         try:
-            volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
             await in_thread(target.make)
-            stage = await call.hold(seconds_left, self._stage(volume, call))
-            if stage is None:
-                return call.refusal(volume.named)
-            await in_thread(partial(self._show, target, stage))
+            stage = await call.hold(seconds_left, self._mounted(request, target, call))
         except BdnError as error:
             return Refusal.of(error)
+        if stage is None:
+            return call.refusal()
         facts = {"volume": request.volume_id, "stage": stage.id, "job": stage.job_id, "target": str(target.path)}
         logger.info("volume published", extra=facts)
         return None
 
-    async def _stage(self, volume: PodVolume, call: Call) -> StageDocument:
-        """A stage of this volume that is READY: the mounted one, or else one for a grant of now."""
-        target = volume.target
+    async def _mounted(self, request: NodePublishVolumeRequest, target: Target, call: Call) -> StageDocument:
+        """Mount a stage of this volume for a grant of now, unless one is mounted.
+
+        A kubelet that restarts publishes the volumes of running pods again: they stay, whatever of the request the driver,
+        the CSIDriver or the mirror would refuse by now.
+        """
         others = await call.ask(partial(self._stages_of, target))
         for stage in others:
             if stage.state == "READY" and await in_thread(partial(self._is_shown, target, stage)):
                 return stage
+        volume = PodVolume.parse(request, target, needs_token=self.settings.auth == "token")
+        call.source = volume.named
         if note := await in_thread(target.empty):
             logger.warning("%s", note)
         mirror = await self._mirrored(volume, call)
@@ -113,24 +116,22 @@ class NodeVolumes:
         for stage in others:
             if stage.id != ready.id:
                 await self._unstage(stage.id)
+        await in_thread(partial(self._show, volume, ready))
         return ready
 
     async def _mirrored(self, volume: PodVolume, call: Call) -> Mirror:
         call.step = "waiting for the mirror"
         async with self.mirror(volume.token) as client:
-            if volume.request is not None:
-                mirror = await call.ask(partial(client.request, volume.request))
-            else:
-                mirror = await call.ask(partial(client.mirror, volume.mirror_id))
+            first = partial(client.mirror, volume.mirror_id, mount=volume.mount)
+            mirror = await call.ask(partial(client.request, volume.request) if volume.request else first)
             while mirror.status not in MIRROR_TERMINAL:
                 call.step = mirroring(mirror)
-                mirror = await call.ask(partial(client.mirror, mirror.id, _POLL_SECONDS))
+                mirror = await call.ask(partial(client.mirror, mirror.id, _POLL_SECONDS, volume.mount))
         if mirror.status != "READY":
             raise ReportedError(mirror.error) if mirror.error else CanceledError(f"mirror {mirror.id}")
         if len(mirror.sources) != 1:
-            raise InvalidRequestError(
-                f"mirror {mirror.id} has {len(mirror.sources)} sources, and a volume shows one: name each by a volume with source"
-            )
+            named = f"mirror {mirror.id} has {len(mirror.sources)} sources"
+            raise InvalidRequestError(f"{named}, and a volume shows one: give the mountLocation of one of them")
         if mirror.grant is None:
             raise InternalError(f"mirror {mirror.id} is READY and has no grant")
         return mirror
@@ -146,14 +147,14 @@ class NodeVolumes:
             raise ReportedError(stage.error) if stage.error else CanceledError(f"stage {stage.id}")
         return stage
 
-    def _show(self, target: Target, stage: StageDocument) -> None:
+    def _show(self, volume: PodVolume, stage: StageDocument) -> None:
         (mount,) = stage.mounts
         if mount.exposure != "none":
             raise MountFailedError(
                 mount.path, f"the agent exposes stages by {mount.exposure}: set BDN_AGENT_EXPOSURE=none for it"
             )
         with opened_view(self.settings.effective_mounts_dir, stage.id, mount.path) as view:
-            target.show(view)
+            volume.target.show(view, is_read_only=volume.is_read_only)
 
     def _is_shown(self, target: Target, stage: StageDocument) -> bool:
         try:

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Self
 
 from bdn.core.chunk import digest_of
-from bdn.core.errors import InvalidRequestError, MountFailedError
-from bdn.disk.binding import bind_read_only, is_bound, unbind
+from bdn.core.errors import InvalidRequestError, MountFailedError, NotSupportedError
+from bdn.disk.binding import bind_read_only, bind_unwritable, is_bound, unbind
 from bdn.disk.syscalls import open_without_links
 
 _BELOW: Final = re.compile(
@@ -65,8 +65,7 @@ class Target:
     def make(self) -> None:
         """Create the target, unless something is there. Raises ``MountFailedError``.
 
-        A pod is deleted while its volume is waited for: where no target exists, the kubelet removes the pod's directory with the file that it
-        needs to unpublish (getPodVolumePathListFromDisk), and never calls again; stage and lease would stay.
+        Without it the kubelet never unpublishes a pod that is deleted while its volume waits (getPodVolumePathListFromDisk).
         """
         try:
             with suppress(FileExistsError):
@@ -80,13 +79,21 @@ class Target:
         self.make()
         return note
 
-    def show(self, view: Path) -> None:
-        """Mount the view read-only. Idempotent. Raises ``MountFailedError``."""
+    def show(self, view: Path, *, is_read_only: bool) -> None:
+        """Mount the view read-only. Idempotent. ``is_read_only`` is what the kubelet requests of container runtimes.
+
+        Raises ``MountFailedError``, ``NotSupportedError``.
+        """
+        self.make()
         try:
-            self.path.mkdir(mode=0o755, exist_ok=True)
-            bind_read_only(view, self.path)
+            (bind_read_only if is_read_only else bind_unwritable)(view, self.path)
         except OSError as error:
-            raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+            if is_read_only:
+                raise MountFailedError(str(self.path), error.strerror or str(error)) from error
+            raise NotSupportedError(
+                f"a PersistentVolume that only its access mode makes read-only, on this node ({error.strerror})",
+                "set readOnly: true in the pod's persistentVolumeClaim volume",
+            ) from error
 
     def clear(self) -> str | None:
         """Unmount and remove the target. Returns a note if a mount was in use and is only detached.

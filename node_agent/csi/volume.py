@@ -16,7 +16,7 @@ from node_agent.csi.target import Target
 
 DRIVER: Final = "csi.bdn.dev"
 MOUNT_LOCATION: Final = "/volume"  # of the source in its mirror; the volume itself is the source's tree
-ATTRIBUTES: Final = ("source", "mirror", "allowPatterns", "ignorePatterns", "secretName", "hubCache")
+ATTRIBUTES: Final = ("source", "mirror", "mountLocation", "allowPatterns", "ignorePatterns", "secretName", "hubCache")
 _OF_KUBELET: Final = "csi.storage.k8s.io/"
 _OF_PROVISIONER: Final = "storage.kubernetes.io/"
 _TOKENS: Final = f"{_OF_KUBELET}serviceAccount.tokens"
@@ -30,7 +30,7 @@ _READERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PodVolume:
-    """One volume of one pod. Either ``request`` says what is mirrored, or ``mirror_id`` names a mirror.
+    """One volume of one pod. Either ``request`` says what is mirrored, or ``mirror_id`` names a mirror, and ``mount`` its source.
 
     ``token`` is the pod's own service-account token, good for minutes; it is sent to the mirror and kept nowhere.
     """
@@ -39,7 +39,9 @@ class PodVolume:
     job_id: str
     request: MirrorRequestBody | None
     mirror_id: str
+    mount: str | None
     view: StageView
+    is_read_only: bool  # else by its access mode alone, and the kubelet has containers mount it rw
     token: str | None = field(repr=False)
 
     @property
@@ -70,7 +72,8 @@ class PodVolume:
         if (hub_cache := own.get("hubCache", "false")) not in ("true", "false"):
             raise InvalidRequestError(f'hubCache {hub_cache[:60]!a} must be "true" or "false"')
         view: StageView = "hub" if hub_cache == "true" else "files"
-        return cls(target, target.job_id(namespace, pod), _request(own), own.get("mirror", ""), view, token)
+        named = own.get("mirror", ""), own.get("mountLocation")
+        return cls(target, target.job_id(namespace, pod), _request(own), *named, view, call.readonly, token)
 
 
 def _check_access(call: NodePublishVolumeRequest) -> None:
@@ -103,6 +106,8 @@ def _request(own: Mapping[str, str]) -> MirrorRequestBody | None:
                 f"mirror {own['mirror'][:100]!a} is not the id of a mirror, such as mir_0123456789ab"
             )
         return None
+    if "mountLocation" in own:
+        raise InvalidRequestError("mountLocation is for a mirror: give mirror instead of source, or remove it")
     try:
         weights = WeightsSourceBody(
             source=own["source"],

@@ -26,6 +26,7 @@ _POLICY: Final = RetryPolicy(outage_seconds=_DEADLINE_SECONDS, attempts=1, first
 class Call:
     """A call at work. ``step`` is what it waits for; ``outage`` the error of a service that does not answer now."""
 
+    source: str = "this volume"
     step: str = "waiting for the agent of this node"
     outage: BdnError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,11 +50,11 @@ class Call:
         finally:
             self._limit = None
 
-    def refusal(self, source: str) -> Refusal:
+    def refusal(self) -> Refusal:
         """The answer to a call that waits: the work goes on, and the kubelet calls again."""
         if self.outage is not None:
             return Refusal.of(self.outage)
-        return Refusal(StatusCode.ABORTED, still_waiting(source, self.step))
+        return Refusal(StatusCode.ABORTED, still_waiting(self.source, self.step))
 
     async def ask(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Ask a service that may be restarting. Raises its errors, except that it is not available."""

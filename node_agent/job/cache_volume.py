@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bdn.core.chunk import UnsafePathError, digest_of, normalise_path
+from bdn.core.chunk import UnsafePathError, normalise_path
 from bdn.core.errors import DiskFailedError, GrantInvalidError, InvalidRequestError, NotFoundError
+from bdn.core.training.cache_layout import HUGGINGFACE, USER_ARTIFACTS, home_of, project_folder, team_folder
 from bdn.disk.durable import disk_errors, kept_key, make_folder, open_folder, opened
 from bdn.wire.grants import CacheGrant
 from bdn.wire.job_schema import CacheFolders
@@ -60,9 +61,10 @@ class CacheVolume:
 
         Raises ``GrantInvalidError`` if the project was deleted; ``DiskFailedError``.
         """
-        home = self.root / name_on_disk(grant.organisation)
-        project, team = home / "projects" / grant.project, home / "teams" / grant.team
-        named = ["user_artifacts", *(["huggingface"] if huggingface else [])]
+        home = self.root / home_of(grant.organisation)
+        project = self.root / project_folder(grant.organisation, grant.project)
+        team = self.root / team_folder(grant.organisation, grant.team)
+        named = [USER_ARTIFACTS, *([HUGGINGFACE] if huggingface else [])]
         with disk_errors(home):
             self._check_not_gone(home, grant.project)
             for name in named:
@@ -70,9 +72,9 @@ class CacheVolume:
             self._make(*team.relative_to(self.root).parts)
         return CacheFolders(
             project_id=grant.project,
-            project=str(project / "user_artifacts"),
+            project=str(project / USER_ARTIFACTS),
             team=str(team),
-            huggingface=str(project / "huggingface") if huggingface else None,
+            huggingface=str(project / HUGGINGFACE) if huggingface else None,
         )
 
     def project(self, project: str) -> Path:
@@ -86,7 +88,7 @@ class CacheVolume:
 
     def close_project(self, organisation: str, project: str) -> None:
         """Write the marker after which no agent opens the project's cache again, durably. Raises ``DiskFailedError``."""
-        home = self.root / name_on_disk(organisation)
+        home = self.root / home_of(organisation)
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         with disk_errors(home), self._folder(home.name, "projects") as folder, opened(_marker(project), flags, folder):
             os.fsync(folder)
@@ -99,7 +101,7 @@ class CacheVolume:
 
     def remove_project(self, organisation: str, project: str) -> bool:
         """Returns False if nothing existed. Raises ``DiskFailedError``."""
-        return self.trash.discard(self.root / name_on_disk(organisation) / "projects" / project)
+        return self.trash.discard(self.root / project_folder(organisation, project))
 
     def remove(self, project: str, path: str) -> None:
         """Remove a file, link or folder below a project's caches.
@@ -146,11 +148,6 @@ class CacheVolume:
             for name in names:
                 folder = stack.enter_context(_made(folder, name, _PASSABLE))
             yield folder
-
-
-def name_on_disk(organisation: str) -> str:
-    """Must never change: existing volumes contain these names."""
-    return digest_of(organisation.encode()).hex[:32]
 
 
 def _marker(project: str) -> str:

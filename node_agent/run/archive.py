@@ -44,6 +44,11 @@ class _Entry(tarfile.TarInfo):
         raise _refused(self, "is a sparse file")
 
 
+def archive_in(mount: Path) -> Path:
+    """The only file of a staged archive. Blocking."""
+    return next(path for path in sorted(mount.rglob("*")) if path.is_file())
+
+
 def unpack(archive: Path, folder: Path, most_bytes: int, stop: threading.Event) -> None:
     """Unpack a tar of any compression into an empty folder that no other process writes. Blocking.
 

@@ -1,7 +1,7 @@
 """The directory of a rank on this node: what its container reads and writes, and what only the agent does.
 
 ``shared`` is visible in the container at ``/b10/run``. A job may put anything there, so the agent follows no link in it,
-and ids of processes are outside. The other files are the agent's alone.
+and ids of processes are outside. The other files are the agent's alone. In a pod ``bdn-rank`` is in the agent's place.
 """
 
 import os
@@ -44,6 +44,8 @@ class RunDirectory:
         self.path = path
         self.shared = path / "shared"
         self.output = self.shared / "output"
+        self.env = self.shared / "env"
+        self.alive = self.shared / "alive"
         self.pid = path / "pid"
         self.info = path / "info"
         self.login = path / "login"
@@ -61,17 +63,22 @@ class RunDirectory:
             make_folder(self.path.parent, _PRIVATE)
             for folder in (new.path, new.shared):
                 folder.mkdir(mode=_PRIVATE)
-            (new.shared / "start.sh").write_bytes(_SCRIPT.read_bytes())
-            (new.shared / "start.sh").chmod(0o755)
-            width = max(3, len(str(len(spec.commands))))
-            for number, command in enumerate(spec.commands):
-                (new.shared / f"command.{number:0{width}}").write_text(command)
-            _write_private(new.shared / "env", _exports(spec.environment))
-            new.output.write_text("".join(f"{note}\n" for note in notes))
+            new.fill(spec, notes)
             (new.path / "spec.json").write_text(record.model_dump_json())
             trash.discard(self.path)
             new.path.rename(self.path)
             sync_folder(self.path.parent)
+
+    def fill(self, spec: RunSpec, notes: Iterable[str] = ()) -> None:
+        """Write into ``shared`` what the container finds there. Blocking. Raises as ``make``."""
+        with disk_errors(self.shared):
+            (self.shared / "start.sh").write_bytes(_SCRIPT.read_bytes())
+            (self.shared / "start.sh").chmod(0o755)
+            width = max(3, len(str(len(spec.commands))))
+            for number, command in enumerate(spec.commands):
+                (self.shared / f"command.{number:0{width}}").write_text(command)
+            write_private(self.env, _exports(spec.environment))
+            self.output.write_text("".join(f"{note}\n" for note in notes))
 
     def record(self) -> RunRecord | None:
         """None: the directory is not whole, because it is being removed."""
@@ -101,7 +108,7 @@ class RunDirectory:
         """Write the registry's login for the engine alone. Blocking. Raises ``DiskFailedError``."""
         with disk_errors(self.login):
             self.login.mkdir(mode=_PRIVATE, exist_ok=True)
-            _write_private(self.login / "config.json", content)
+            write_private(self.login / "config.json", content)
 
     def remove_login(self) -> None:
         with disk_errors(self.login):
@@ -149,7 +156,7 @@ def opened_plain(path: Path, mode: str = "rb") -> BinaryIO:
     return file  # type: ignore[return-value]
 
 
-def _write_private(path: Path, content: str) -> None:
+def write_private(path: Path, content: str) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:  # noqa: PTH123
         file.write(content)
 

@@ -31,6 +31,7 @@ _PIECE: Final = 1024**2
 _FREED_BYTES: Final = 64 * 1024**2  # of dropped lines, at once: a fast job writes on while they are counted
 _COUNTED_BYTES: Final = 2 * 1024**3  # dropped at once with its lines counted: a sparse file has terabytes to read
 _AGAIN_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.3  # while there is no output
 _PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest_seconds=2.0))
 
 
@@ -138,6 +139,22 @@ class OutputSender:
             async with self._lock:
                 await in_thread(self._acknowledged, output)
         return True
+
+    async def send_all(self, has_ended: Callable[[], bool]) -> None:
+        """Send the output as it is written, until it has ended and the mirror has all of it, or refuses the run."""
+        complaint = ""
+        while True:
+            is_end = has_ended()
+            try:
+                if await self.send_next(is_end=is_end):
+                    continue
+            except BdnError as error:  # the job may do with its file what it likes
+                if str(error) != complaint:
+                    logger.warning("cannot read the output of %s: %s", self.directory.path.name, error)
+                complaint = str(error)
+            if is_end:
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def bound(self, *, is_end: bool = False) -> None:
         """Drop the oldest lines beyond what may wait for the mirror. Raises ``DiskFailedError``.

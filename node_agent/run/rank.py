@@ -31,7 +31,7 @@ from node_agent.disk.cache_directory import boot_id
 from node_agent.disk.trash import Trash
 from node_agent.job.volume import Volume
 from node_agent.job.volumes import JobVolumes
-from node_agent.run.archive import unpack
+from node_agent.run.archive import archive_in, unpack
 from node_agent.run.directory import RunDirectory, RunRecord
 from node_agent.run.launchers import LAUNCHERS, RUN_PLACE, Bind, Container
 from node_agent.run.output import OutputSender
@@ -248,8 +248,9 @@ class Rank:
             path_of = self.services.stages.path_of
             shown = {one.mount_location: path_of(stage.record, one).resolve() for one in stage.record.mounts}
         if spec.archive is not None:
-            archive = next(path for path in sorted(shown.pop(spec.archive).rglob("*")) if path.is_file())
-            unpack(archive, scratch / "workspace", volume.scratch.size, self._stop_unpacking)
+            unpack(
+                archive_in(shown.pop(spec.archive)), scratch / "workspace", volume.scratch.size, self._stop_unpacking
+            )
         return Container(
             name=container_name(record),
             binds=tuple(self._binds(spec, volume, scratch, shown)),
@@ -300,28 +301,13 @@ class Rank:
             await in_thread(self.directory.remove_login)
         with single_error():
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._send_output())
+                group.create_task(self._output.send_all(lambda: self._is_ended))
                 await self._watch(container_of(self.directory, record), record)
                 self._is_ended = True
                 with suppress(BdnError):
                     await self._output.bound(is_end=True)
                 await self._measure_scratch()
                 await self._clean()  # not later: the mirror may take no output for hours
-
-    async def _send_output(self) -> None:
-        complaint = ""
-        while True:
-            is_ended = self._is_ended
-            try:
-                if await self._output.send_next(is_end=is_ended):
-                    continue
-            except BdnError as error:  # the job may do with its file what it likes
-                if str(error) != complaint:
-                    logger.warning("cannot read the output of rank %s: %s", self.name, error)
-                complaint = str(error)
-            if is_ended:
-                return
-            await asyncio.sleep(3 * _LOOK_SECONDS)
 
     async def _watch(self, process: ContainerProcess, record: RunRecord) -> None:
         """Report states and pass on commands until the container has ended; then note why."""

@@ -185,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._is_counted = False
             self.server.origin.count(-1)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - http.server's names
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - http.server's names
 
     def _answer(self, request: Request, record: LoggedRequest, fault: Fault | None) -> None:
         kind = fault.kind if fault else None

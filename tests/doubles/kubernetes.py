@@ -17,6 +17,7 @@ from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
 
 KEYS_PATH: Final = "/openid/v1/jwks"
+POD_UID: Final = "8f5e7c9e-0d6f-4b0e-8a55-0f4b2a6c8d10"  # the uid of a pod that nobody named
 Json = dict[str, Any]
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
@@ -78,7 +79,7 @@ class Issuer(AbstractContextManager["Issuer"]):
         self.publishes.append(key_id)
         return key_id
 
-    def claims(self, namespace: str = "research", account: str = "default", **changes: Any) -> Json:
+    def claims(self, namespace: str = "research", account: str = "default", pod: str = POD_UID, **changes: Any) -> Json:
         """What the kubelet's token says. A change to None removes a claim."""
         now = int(time.time())
         claims: Json = {
@@ -90,7 +91,7 @@ class Issuer(AbstractContextManager["Issuer"]):
             "exp": now + 3600,
             "kubernetes.io": {
                 "namespace": namespace,
-                "pod": {"name": "trainer-0", "uid": "8f5e7c9e-0d6f-4b0e-8a55-0f4b2a6c8d10"},
+                "pod": {"name": "trainer-0", "uid": pod},
                 "serviceaccount": {"name": account, "uid": "0a8d52f1-3a1c-4a5a-9e4d-7d6f5b1c2e3f"},
             },
         } | changes
@@ -142,9 +143,12 @@ def _public(key_id: str, key: PrivateKey) -> Json:
 
 
 def write_clusters(file: Path, **clusters: str) -> Path:
-    """The file ``BDN_KUBERNETES`` of these tables; a ``[namespaces.X]`` in one is below its cluster."""
+    """The file ``BDN_KUBERNETES`` of these tables; a ``[namespaces.X]`` or ``[jobs]`` in one is below its cluster."""
     text = ""
     for name, lines in clusters.items():
-        text += f"[clusters.{name}]\n{lines.replace('[namespaces.', f'[clusters.{name}.namespaces.')}\n"
+        below = lines.replace("[namespaces.", f"[clusters.{name}.namespaces.").replace(
+            "[jobs", f"[clusters.{name}.jobs"
+        )
+        text += f"[clusters.{name}]\n{below}\n"
     file.write_text(text)
     return file

@@ -133,6 +133,33 @@ def test_doctor__token_is_refused__is_a_problem_without_the_token(shell: Shell) 
     assert "sesame" not in right.out + right.err + wrong.out + wrong.err
 
 
+def test_doctor__token_of_an_agent__notes_what_it_cannot_check(shell: Shell, hub: Hub) -> None:
+    hub.repo("org/model").commit({"config.json": b"{}"})
+    user = Shell(shell.root, {**shell.extra, **FREE_PORTS, "BDN_AUTH": "token", "BDN_TOKEN": "sesame"}, is_forked=True)
+    with services(user, [("bdn", "serve")]):
+        url = lock_of(user)["url"]
+        token = user.run(
+            "bdn-admin",
+            "tokens",
+            "create",
+            "node-1",
+            "--organisation",
+            "default",
+            "--role",
+            "agent",
+            "--json",
+            BDN_URL=url,
+        )
+        done = user.run("bdn", "doctor", "--json", BDN_URL=url, BDN_TOKEN=token.document["token"])
+
+    report = found(done)
+    assert problems(done) == []
+    for check in ("mirror", "bottleneck"):
+        assert report[check]["level"] == "note"
+        assert "a token of role agent may not do this: use a token of role controller" in report[check]["message"]
+    assert report["mirror"]["facts"]["ready"]
+
+
 WRONG_SETTINGS: Final = [
     ({"BDN_URL": "ftp://me:se@s/ame@host"}, "BDN_URL"),
     ({"BDN_URL": "http://me:se@same@127.0.0.1:1"}, "mirror"),

@@ -48,7 +48,7 @@ async def test_a_member_that_joins_late_is_asked_for_what_is_not_begun(ring: Rin
     gate, asked = mirror.hold(mirror.chunks(manifest, "large.safetensors")[0])
     async with ring.nodes(1, byte_threads=1) as agents:
         stage = await agents[0].stages.start("job", mirror.grant(manifest))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asked.wait()
         async with ring.agent("late"):
             gate.set()

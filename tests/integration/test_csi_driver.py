@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from grpc import StatusCode
 
 from bdn.disk.binding import unbind
@@ -34,6 +36,7 @@ from tests.support.waiting import LONGEST_SECONDS
 pytestmark = needs_mounts
 MODEL = {"config.json": b"{}", "deep/model.safetensors": bytes(range(256)) * 40_000, "empty.txt": b""}
 SOURCE = {"source": "hf://org/model@main"}
+MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/base/agent.yaml"
 SHORT_SECONDS = 4.0  # a deadline that a call is held for half of
 
 
@@ -129,6 +132,24 @@ async def test_driver__is_found_by_the_kubelet__and_says_what_it_is(node: CsiNod
     assert [oct(mode) for mode in modes if mode & 0o077] == []
 
 
+async def test_liveness_probe__of_the_manifests__succeeds_while_the_driver_answers_and_fails_without_it(
+    node: CsiNode,
+) -> None:
+    daemon_set = next(yaml.safe_load_all(MANIFEST.read_text()))
+    (driver,) = [one for one in daemon_set["spec"]["template"]["spec"]["containers"] if one["name"] == "csi"]
+    python, *arguments = driver["livenessProbe"]["exec"]["command"]
+    assert python == "python"
+    command = [sys.executable, *(one.replace("/var/lib/kubelet", str(node.kubelet.root)) for one in arguments)]
+
+    async def probed() -> int:
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        return await process.wait()
+
+    async with node.driver():
+        assert await probed() == 0
+    assert await probed() == 1
+
+
 async def test_volume__published_again__is_the_same_mount_and_stage(node: CsiNode, agent: Daemon, hub: Hub) -> None:
     pod = node.pod()
     async with node.driver():
@@ -144,6 +165,21 @@ async def test_volume__published_again__is_the_same_mount_and_stage(node: CsiNod
         assert await pod.unpublish() == OK
         await node.assert_nothing_is_left(agent, pod)
         assert await pod.unpublish() == OK
+
+
+async def test_volume__of_a_running_pod__stays_when_a_repeated_publish_would_be_refused(
+    node: CsiNode, agent: Daemon
+) -> None:
+    """A kubelet that restarts publishes again, to a driver or with a CSIDriver that may have other rules by then."""
+    pod = node.pod()
+    async with node.driver():
+        assert await pod.publish(SOURCE) == OK
+    async with node.driver(BDN_AUTH="token"):
+        for attributes in (SOURCE, {**SOURCE, "of_an_earlier_version": ""}, {"source": "nonsense"}):
+            assert await pod.publish(attributes) == OK
+            assert tree(pod.target) == MODEL
+        assert await pod.unpublish() == OK
+        await node.assert_nothing_is_left(agent, pod)
 
 
 async def test_unpublish__of_a_volume_that_never_was__succeeds(node: CsiNode, agent: Daemon) -> None:
@@ -266,6 +302,7 @@ REFUSED: list[tuple[dict[str, str], dict[str, Any], StatusCode, str, str]] = [
     ({**SOURCE, "mirror": "mir_0"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "source and mirror"),
     ({"mirror": "../tokens"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "not the id of a mirror"),
     ({"mirror": f"mir_{'0' * 24}"}, {}, StatusCode.NOT_FOUND, "NOT_FOUND", "mir_"),
+    ({**SOURCE, "mountLocation": "/0"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST", "mountLocation"),
     ({"source": "model"}, {}, StatusCode.INVALID_ARGUMENT, "INVALID_SOURCE", "model"),
     ({"source": "hf://org/none"}, {}, StatusCode.PERMISSION_DENIED, "AUTH_REQUIRED", "org/none"),
     ({"source": "hf://org/model@none"}, {}, StatusCode.NOT_FOUND, "REVISION_NOT_FOUND", "none"),
@@ -307,16 +344,26 @@ async def test_volume__refused_after_calls_that_waited__takes_its_stage_and_targ
         await node.assert_nothing_is_left(agent, pod)
 
 
-async def test_mirror__named_by_its_id__is_shown_if_it_has_one_source(node: CsiNode, agent: Daemon) -> None:
+async def test_mirror__named_by_its_id__shows_its_source_or_the_one_of_a_mount_location(
+    node: CsiNode, agent: Daemon
+) -> None:
     one = await mirrored(node, {**SOURCE, "allow_patterns": ["*.json"]})
     two = await mirrored(node, SOURCE, {"source": "hf://org/model", "allow_patterns": ["*.txt"]})
     async with node.driver():
-        pod = node.pod()
-        assert await pod.publish({"mirror": one}) == OK
-        assert tree(pod.target) == {"config.json": b"{}"}
-        answer = await node.pod("pod-2").publish({"mirror": two})
-    assert answer.status is StatusCode.INVALID_ARGUMENT
-    assert "a volume shows one" in answer.text
+        pods = [node.pod(f"pod-{number}") for number in range(3)]
+        assert await pods[0].publish({"mirror": one}) == OK
+        assert await pods[1].publish({"mirror": two, "mountLocation": "/1"}) == OK, node.log
+        assert await pods[2].publish({"mirror": two, "mountLocation": "/0/"}) == OK
+        shown = [tree(pod.target) for pod in pods]
+        undecided = await node.pod("pod-3").publish({"mirror": two})
+        absent = await node.pod("pod-4").publish({"mirror": two, "mountLocation": "/2"})
+        stages = {len(stage.mounts) for stage in await node.open_stages(agent)}
+    assert shown == [{"config.json": b"{}"}, {"empty.txt": b""}, MODEL]
+    assert stages == {1}
+    assert undecided.status is StatusCode.INVALID_ARGUMENT
+    assert "mountLocation" in undecided.text
+    assert absent.status is StatusCode.NOT_FOUND
+    assert f"/2 in mirror {two}" in absent.text
 
 
 async def test_patterns_and_access_mode__of_a_persistent_volume__are_honoured(node: CsiNode, agent: Daemon) -> None:
@@ -327,6 +374,30 @@ async def test_patterns_and_access_mode__of_a_persistent_volume__are_honoured(no
         capability = csi_pb2.VolumeCapability(mount=csi_pb2.VolumeCapability.MountVolume(), access_mode=mode)
         assert await pod.publish(attributes, readonly=False, volume_capability=capability) == OK, node.log
         assert tree(pod.target) == {"config.json": b"{}"}
+
+
+# What runc since 1.2 does with a mount that the kubelet does not call read-only, and what root in the container then tries.
+IN_A_CONTAINER = (
+    'mount --bind "$1" "$1" && mount -o remount,bind,rw "$1" && cat "$1/config.json" && echo wrong >"$1/config.json"'
+)
+
+
+async def test_persistent_volume__that_a_container_runtime_makes_writable__is_closed_to_root_in_the_container(
+    node: CsiNode, agent: Daemon
+) -> None:
+    mode = csi_pb2.VolumeCapability.AccessMode(mode=csi_pb2.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY)
+    capability = csi_pb2.VolumeCapability(mount=csi_pb2.VolumeCapability.MountVolume(), access_mode=mode)
+    pod = node.pod(volume="llama-pv")
+    async with node.driver():
+        assert await pod.publish(SOURCE, readonly=False, volume_capability=capability) == OK, node.log
+        command = ["unshare", "--mount", "sh", "-c", IN_A_CONTAINER, "sh", str(pod.target)]
+        root = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        assert (root.stdout, root.returncode) == ("{}", 2), root
+        assert "Permission denied" in root.stderr
+        assert tree(pod.target) == MODEL
+        assert await pod.publish(SOURCE, readonly=False, volume_capability=capability) == OK
+        assert await pod.unpublish() == OK
+        await node.assert_nothing_is_left(agent, pod)
 
 
 async def test_hub_cache__is_the_folder_of_the_repository(node: CsiNode, agent: Daemon) -> None:

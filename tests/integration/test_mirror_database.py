@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import itertools
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +28,7 @@ from bdn.mirror.db.database import MIGRATIONS, Database, DatabaseNotMigratedErro
 from bdn.mirror.db.recall import HEAD
 from bdn.mirror.db.tables import Base, ManifestRow
 from tests.support.mirror.service import LONGEST_SECONDS, mirror_under_test
+from tests.support.waiting import until
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 
@@ -201,6 +204,71 @@ async def test_a_write_that_is_canceled_wherever_it_waits_is_whole_or_nothing_an
         gc.enable()
     assert set(outcomes) == {(0, 0), (2, 2)}
     assert len(outcomes) > 5
+
+
+async def end_of(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> None:
+    """Of all tasks and threads but these."""
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while begun := asyncio.all_tasks() - tasks:
+            await asyncio.wait(begun)
+    await until(lambda: set(threading.enumerate()) <= threads)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "at each await"])
+async def test_a_first_read_that_is_canceled_wherever_it_waits_leaves_neither_task_nor_thread(
+    tmp_path: Path, again: bool
+) -> None:
+    """A task that never ends would hold up the end of the program."""
+
+    async def read(database: Database) -> None:
+        async with database.read() as session:
+            await session.execute(text("SELECT 1"))
+
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    for at in itertools.count(1):
+        database = Database(f"sqlite+aiosqlite:///{tmp_path}/new.sqlite")
+        canceled = _Canceled(read(database), at, again=again)
+
+        async def run(canceled: _Canceled = canceled) -> None:
+            await canceled
+
+        with suppress(asyncio.CancelledError):
+            await asyncio.create_task(run())
+        await database.close()
+        await end_of(tasks, threads)
+        if canceled.waits < at:
+            break
+    assert at > 10
+
+
+async def test_a_read_that_is_canceled_while_sqlite_opens_the_file_ends_after_the_driver_s_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread reports to the event loop, which may be closed by then."""
+    connecting, go_on = asyncio.Event(), threading.Event()
+    connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+    loop, tasks, threads = asyncio.get_running_loop(), asyncio.all_tasks(), set(threading.enumerate())
+
+    def slow(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        loop.call_soon_threadsafe(connecting.set)
+        go_on.wait()
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", slow)
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/new.sqlite")
+    reading = asyncio.create_task(database.version())
+    try:
+        await connecting.wait()
+        reading.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not reading.done()
+    finally:
+        go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await database.close()
+    await end_of(tasks, threads)
 
 
 @pytest.mark.promise("upgrades")

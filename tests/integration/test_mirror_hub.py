@@ -540,7 +540,7 @@ async def test_a_file_is_given_though_the_next_copy_has_begun(
     assert (await ask(gateway, file("next.bin"), wait=0)).is_pending
     await until(lambda: hub.log.count(origin="cdn"))
     try:
-        await until(began.done, seconds=5)
+        await until(began.done)
     finally:
         hub.release_stalled()
         assert await given(gateway, await began) == b"{}"

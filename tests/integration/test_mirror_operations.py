@@ -101,7 +101,7 @@ async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_p
     waiting = asyncio.create_task(one.beat(wait_seconds=30))
     await asyncio.sleep(0)
     prefetch = await begun(either, cluster="c")
-    told = (await asyncio.wait_for(waiting, 10))["pending"]
+    told = (await asyncio.wait_for(waiting, 60))["pending"]
 
     assert [command["id"] for command in told] == [prefetch["id"]]
     assert [command["id"] for command in (await one.beat())["pending"]] == [prefetch["id"]]  # it may have restarted
@@ -120,7 +120,7 @@ async def test_an_agent_is_told_until_it_is_at_work_and_its_last_word_ends_its_p
     await asyncio.sleep(0)
     error = {"code": "CACHE_FULL", "message": "the cache is full", "retryable": True}
     await two.beat(**report(prefetch, error=error))
-    done = await asyncio.wait_for(ending, 10)
+    done = await asyncio.wait_for(ending, 60)
     assert (done["status"], done["nodes"][1]["error"]["code"]) == ("FAILED", "CACHE_FULL")
     assert done["completed_at"]
 

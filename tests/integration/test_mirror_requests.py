@@ -1,6 +1,7 @@
 """A source goes in at ``POST /mirror`` and comes out as a manifest, a layout and chunks; or fails for good, and harms no other."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,29 @@ async def test_the_sources_of_a_training_job_are_manifests_of_one_grant(
     assert document["files_total"] == len(TREE) + 1
     assert await mirror.tree(document["sources"][1]["manifest"]) == {"a.csv": b"1,2"}
     assert (await mirror.ready(model, data))["bytes_transferred"] == 0
+
+
+async def test_mount__of_a_mirror_with_several__is_read_alone_with_a_grant_for_it_alone(
+    mirror: MirrorUnderTest, hub: Hub
+) -> None:
+    model = {**hub_model(hub, "org/model", {"model.safetensors": LARGE}), "mount_location": "/app/model"}
+    data = {**hub_model(hub, "org/data", {"a.csv": b"1,2"}), "mount_location": "/app/data"}
+    whole = await mirror.ready(model, data)
+    for asked in ("/app/data", "/app//data/"):
+        document = await mirror.get(f"/mirror/{whole['id']}", mount=asked, wait=1)
+        (part,) = document["sources"]
+        assert part == whole["sources"][1]
+        assert (document["id"], document["status"], document["files_total"], document["bytes_total"]) == (
+            whole["id"], "READY", 1, 3,
+        )  # fmt: skip
+        verifier = GrantVerifier(mirror.service.requests.signer.public_keys)
+        grants = [verifier.verify(one["grant"], now=time.time()) for one in (document, whole)]
+        assert grants[0] == replace(grants[1], mounts=grants[1].mounts[1:], expires_at=grants[0].expires_at)
+        assert await mirror.tree(part["manifest"], document["grant"]) == {"a.csv": b"1,2"}
+
+    for absent, code in (("/app/model/deep", "NOT_FOUND"), ("/app", "NOT_FOUND"), ("data", "INVALID_MOUNT")):
+        answer = await mirror.http.get(f"/mirror/{whole['id']}", params={"mount": absent})
+        assert refusal(answer)[1] == code, absent
 
 
 @pytest.mark.parametrize("weights", [None, []])

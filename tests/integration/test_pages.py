@@ -27,6 +27,7 @@ from bdn.wire.mirror_schema import Mirror, WeightsSourceBody
 from bdn.wire.shapes import ErrorBody, ReportedError, status_of
 from bdn.wire.stage_schema import StageDocument
 from node_agent.csi.settings import CsiSettings
+from node_agent.run.pod import PodSettings
 from node_agent.settings import AgentSettings
 from tests.support.agent.mirror import AgentMirror
 from tests.support.agent.rig import Rig
@@ -183,10 +184,12 @@ def settings() -> set[str]:
         str(field.validation_alias or f"BDN_AGENT_{name.upper()}") for name, field in AgentSettings.model_fields.items()
     )
     of_the_driver = map(CsiSettings.variable, CsiSettings.model_fields)
+    of_pods = map(PodSettings.variable, PodSettings.model_fields)
     return {f"BDN_{name.upper()}" for name in (*MirrorSettings.model_fields, *ClientSettings.model_fields)} | {
         "BDN_CONFIG",
         *of_the_agent,
         *of_the_driver,
+        *of_pods,
     }
 
 

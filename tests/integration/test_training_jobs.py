@@ -117,7 +117,7 @@ async def test_no_command__starts_before_the_last_rank_is_staged(timed: MirrorUn
     epoch = (await one.beat())["epoch"]
     held = asyncio.create_task(one.beat(epoch=epoch, wait_seconds=30))
     assert await two.report(f"run:{job}:1:stage", "STAGED") == [f"run:{job}:1:go"]
-    assert [command["id"] for command in (await asyncio.wait_for(held, 10))["pending"]] == [f"run:{job}:0:go"]
+    assert [command["id"] for command in (await asyncio.wait_for(held, 60))["pending"]] == [f"run:{job}:0:go"]
     assert await one.told() == [f"run:{job}:0:go"]  # repeated until it is reported
     assert await one.report(f"run:{job}:0:go", "RUNNING", running=True) == []
 

@@ -271,7 +271,9 @@ OPERATORS: Final = {
 AGENTS: Final = {
     "/agents/heartbeat", "/caches/{project}/{cluster}/summary", "/caches/{project}/uses", "/runs/{run}/{rank}", "/runs/{run}/{rank}/logs", "/hub",
 }  # fmt: skip
-FOR_PODS: Final = {"post /mirror", "get /mirror/{mirror_id}", "post /mirror/{mirror_id}/cancel"}
+FOR_PODS: Final = {  # of runs, what the pod itself is
+    "post /mirror", "get /mirror/{mirror_id}", "post /mirror/{mirror_id}/cancel", "get /runs/{run}/{rank}", "post /runs/{run}/{rank}/logs",
+}  # fmt: skip
 FOR_TEAMS: Final = {  # also to a token of a team
     "post /mirror", "get /mirror", "get /mirror/{mirror_id}", "get /mirror/{mirror_id}/events", "post /mirror/{mirror_id}/cancel",
     "get /stages", "get /trees", "post /manifests/{digest}/addresses", "post /pushes/grants", "get /checkpoints", "delete /checkpoints/{checkpoint_id}",

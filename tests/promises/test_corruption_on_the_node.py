@@ -412,7 +412,7 @@ async def test_a_wrong_file_is_not_served_while_it_is_repaired(node: StagedNode)
     gate, asked = node.mirror.hold(bad)
     async with asyncio.TaskGroup() as group:
         work = group.create_task(node.verify(all=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asked.wait()
         assert not node.agent.cache.chunks.holds(bad)
         gate.set()

@@ -23,7 +23,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An agent that runs jobs. ``gpus_used`` and ``slots_used`` by active jobs. ``is_alive``: it may be given more."""
+    """An agent that runs jobs. ``gpus_used`` and ``slots_used`` by active jobs. ``is_alive``: it may be given more.
+
+    Without a ``name``: a node that Kubernetes chooses.
+    """
 
     cluster: str
     name: str
@@ -65,7 +68,8 @@ def no_capacity(demand: Demand, nodes: Sequence[Node]) -> Failure:
     reported = f"agents have reported nodes with {', '.join(having)}" if having else "no agent runs jobs"
     return Failure(
         "NO_SUCH_CAPACITY",
-        f"no cluster could ever run this job, which needs {demand}: {reported}. Request less, or start agents with the role job",
+        f"no cluster could ever run this job, which needs {demand}: {reported}. "
+        "Request less, start agents with the role job, or list the GPU type in BDN_KUBERNETES",
     )
 
 

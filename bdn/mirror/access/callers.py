@@ -14,15 +14,17 @@ class NotPermittedError(UnauthenticatedError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The bearer of a token; any client if authentication is off. ``cluster`` binds an agent's token to one cluster.
+    """The bearer of a token; any client if authentication is off. ``cluster`` binds the token of an agent or pod to one cluster.
 
-    A pod always has a team. A caller of a ``team`` sees only what that team has; None: all of the organisation.
+    ``pod`` is a pod's uid. Only pods of training jobs have no team. A caller of a ``team`` sees only what that team has;
+    None: all of the organisation.
     """
 
     organisation: str
     role: Role
     cluster: str | None = None
     team: str | None = None
+    pod: str | None = None
 
     def acting(self, needed: Role, organisation: str | None) -> Caller:
         """The caller, acting in this role for this organisation (None: its own). Raises ``NotPermittedError``."""

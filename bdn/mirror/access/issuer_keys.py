@@ -54,6 +54,9 @@ class IssuerKeys:
         self._failure = ""
         self._lock = asyncio.Lock()
 
+    def has(self, key_id: str) -> bool:
+        return key_id in self._keys
+
     async def find(self, key_id: str) -> jwt.PyJWK:
         """The key of this id. Callers with a known key never wait.
 

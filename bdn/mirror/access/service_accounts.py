@@ -5,16 +5,17 @@ deleted.
 """
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
 
-from bdn.core.errors import UnauthenticatedError
+from bdn.core.errors import BdnError, UnauthenticatedError
 from bdn.mirror.access.callers import Caller, NotPermittedError
 from bdn.mirror.access.clusters import KubernetesCluster
-from bdn.mirror.access.issuer_keys import REFRESH_SECONDS, IssuerKeys
+from bdn.mirror.access.issuer_keys import REFRESH_SECONDS, IssuerKeys, KeysUnavailableError
 from bdn.mirror.db.waiting import repeated
 from bdn.wire.access_schema import DEFAULT_ORGANISATION, Role
 
@@ -30,6 +31,7 @@ class _Pod:
 
     namespace: str
     account: str
+    uid: str
 
     @classmethod
     def of(cls, claims: Mapping[str, Any]) -> "_Pod":
@@ -39,11 +41,11 @@ class _Pod:
         namespace, account = said.get("namespace"), _named(said, "serviceaccount", "name")
         if not isinstance(namespace, str) or claims["sub"] != f"system:serviceaccount:{namespace}:{account}":
             raise ValueError("its namespace and service account differ from its subject")
-        if not _named(said, "pod", "name") or not _named(said, "pod", "uid"):
+        if not _named(said, "pod", "name") or not (uid := _named(said, "pod", "uid")):
             raise ValueError(
                 "it is bound to no pod: use the token that the kubelet gives to the driver or projects into a pod"
             )
-        return cls(namespace, account)
+        return cls(namespace, account, uid)
 
 
 def _named(said: Mapping[str, Any], part: str, name: str) -> str:
@@ -56,9 +58,9 @@ def _named(said: Mapping[str, Any], part: str, name: str) -> str:
 class ServiceAccounts:
     """Verifies service-account tokens of the clusters of ``BDN_KUBERNETES``. One event loop."""
 
-    def __init__(self, clusters: Mapping[str, KubernetesCluster]) -> None:
+    def __init__(self, clusters: Mapping[str, KubernetesCluster], clock: Callable[[], float] = time.monotonic) -> None:
         """Blocking. Raises ``InvalidRequestError`` if a file of authorities cannot be used."""
-        self._clusters = {name: (cluster, IssuerKeys(name, cluster)) for name, cluster in clusters.items()}
+        self._clusters = {name: (cluster, IssuerKeys(name, cluster, clock)) for name, cluster in clusters.items()}
 
     async def keep(self) -> None:
         """Read all keys now and then, until canceled."""
@@ -85,14 +87,25 @@ class ServiceAccounts:
             return None
         if not isinstance(key_id, str):
             raise UnauthenticatedError("the service-account token names no key")
-        refused: list[UnauthenticatedError] = []
-        for name in named:  # clusters that were set up alike have one issuer, and keys of their own
+        return await self._caller_of_one(named, key_id, bearer)
+
+    async def _caller_of_one(self, named: list[str], key_id: str, bearer: str) -> Caller:
+        """The caller of one of these clusters: those that were set up alike have one issuer, and keys of their own.
+
+        A cluster whose keys cannot be read neither delays nor refuses the tokens of another one.
+        """
+        known = [name for name in named if self._clusters[name][1].has(key_id)]
+        refused: list[BdnError] = []
+        for name in [*known, *(name for name in named if name not in known)]:
             cluster, keys = self._clusters[name]
             try:
-                return _caller(name, cluster, _verified(bearer, cluster, await keys.find(key_id)))
-            except UnauthenticatedError as error:
+                pod = _verified(bearer, cluster, await keys.find(key_id))
+            except (UnauthenticatedError, KeysUnavailableError) as error:
                 refused.append(error)
-        raise refused[-1]
+            else:
+                return _caller(name, cluster, pod)
+        unread = [error for error in refused if error.transient]
+        raise unread[0] if unread and not known else refused[0]
 
 
 def _verified(bearer: str, cluster: KubernetesCluster, key: jwt.PyJWK) -> _Pod:
@@ -122,4 +135,4 @@ def _caller(name: str, cluster: KubernetesCluster, pod: _Pod) -> Caller:
             "file BDN_KUBERNETES, or gives the cluster an organisation there"
         )
     organisation, team = place
-    return Caller(organisation, Role.POD, team=team)
+    return Caller(organisation, Role.POD, cluster=name, team=team, pod=pod.uid)

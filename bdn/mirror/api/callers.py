@@ -72,6 +72,11 @@ async def _agent(access: _Access, bearer: Bearer) -> Caller:
     return (await access.caller(bearer)).acting(Role.AGENT, None)
 
 
+async def _rank_caller(access: _Access, bearer: Bearer) -> Caller:
+    caller = await access.caller(bearer)
+    return caller.acting(Role.POD if caller.role is Role.POD else Role.AGENT, None)
+
+
 async def _pusher(access: _Access, bearer: Bearer, organisation: Organisation = None) -> PushAccess:
     return await access.pusher(bearer, organisation)
 
@@ -82,4 +87,5 @@ TeamController = Annotated[Caller, Depends(_controller_of_a_team)]  # or a contr
 Requester = Annotated[Caller, Depends(_requester)]  # as TeamController, or a pod, whose team is its namespace's
 Lister = Annotated[Caller | Grant, Depends(_lister)]  # as TeamController, or a grant
 Agent = Annotated[Caller, Depends(_agent)]
+RankCaller = Annotated[Caller, Depends(_rank_caller)]  # an agent, or a pod, which may be a rank
 Pushing = Annotated[PushAccess, Depends(_pusher)]

@@ -276,8 +276,18 @@ async def page(
 
 
 @mirrors_router.get("/mirror/{mirror_id}", summary="A mirror")
-async def get(requests: _Requests, mirror_id: MirrorId, caller: Requester, wait: WaitSeconds = 0) -> Mirror:
-    return await requests.wait(mirror_id, caller.organisation, wait, caller.team)
+async def get(
+    *,
+    requests: _Requests,
+    mirror_id: MirrorId,
+    caller: Requester,
+    wait: WaitSeconds = 0,
+    mount: Annotated[
+        str | None,
+        Query(min_length=1, max_length=LONGEST_SOURCE, pattern=TEXT, description="Only the source mounted here"),
+    ] = None,
+) -> Mirror:
+    return await requests.wait(mirror_id, caller.organisation, wait, caller.team, mount=mount)
 
 
 @mirrors_router.get(

@@ -1,10 +1,10 @@
-"""The routes of runs, which agents call about the ranks that they were commanded to start."""
+"""The routes of runs, which agents call about the ranks that they were commanded to start, and pods about themselves."""
 
 from typing import Annotated
 
 from fastapi import Path, Query, Response
 
-from bdn.mirror.api.callers import TEXT, Agent
+from bdn.mirror.api.callers import TEXT, RankCaller
 from bdn.mirror.training.runs import JobRuns
 from bdn.net.api_server import new_router, provided
 from bdn.wire.run_schema import RunOutput, RunSpec
@@ -17,22 +17,24 @@ _Named = Annotated[str, Query(min_length=1, max_length=256, pattern=TEXT)]
 runs_router = new_router("runs")
 
 
-@runs_router.get("/runs/{run}/{rank}", summary="Agents only: all that a rank needs, secrets included")
+@runs_router.get("/runs/{run}/{rank}", summary="Agents and pods of jobs only: all that a rank needs, secrets included")
 async def run_spec(
     *,
     runs: _Runs,
     run: _RunId,
     rank: _Rank,
-    caller: Agent,
+    caller: RankCaller,
     response: Response,
     node: _Named,
     boot_id: _Named,
     volume_id: Annotated[str | None, Query(pattern=r"^[0-9a-f]{32}$")] = None,
 ) -> RunSpec:
     response.headers["Cache-Control"] = "no-store"
-    return await runs.spec(run, rank, cluster=caller.cluster, node=node, boot_id=boot_id, volume=volume_id)
+    return await runs.spec(run, rank, caller, node=node, boot_id=boot_id, volume=volume_id)
 
 
-@runs_router.post("/runs/{run}/{rank}/logs", status_code=204, summary="Agents only: store lines of a rank's output")
-async def add_output(runs: _Runs, run: _RunId, rank: _Rank, body: RunOutput, caller: Agent) -> None:
-    await runs.append(run, rank, caller.cluster, body)
+@runs_router.post(
+    "/runs/{run}/{rank}/logs", status_code=204, summary="Agents and pods of jobs only: store lines of a rank's output"
+)
+async def add_output(runs: _Runs, run: _RunId, rank: _Rank, body: RunOutput, caller: RankCaller) -> None:
+    await runs.append(run, rank, caller, body)

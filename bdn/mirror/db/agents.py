@@ -1,7 +1,7 @@
 """Every statement about agents and clusters."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -233,6 +233,12 @@ async def stages_of(session: ReadSession, job: str, since: float) -> list[tuple[
     query = query.where(AgentRow.left_at.is_(None), AgentRow.last_heartbeat > since, names_job)
     found = (await session.execute(query)).scalars()
     return [(row, stage) for row in found for stage in row.stages or () if stage["job"] == job]
+
+
+async def stages_on(session: ReadSession, cluster: str, nodes: Collection[str]) -> dict[str, list[Json]]:
+    """All stages (``StageReport``) of the agents on these nodes, by node."""
+    query = select(AgentRow.node, AgentRow.stages).where(AgentRow.cluster == cluster, AgentRow.node.in_(nodes))
+    return {node: list(stages or ()) for node, stages in (await session.execute(query)).all()}
 
 
 async def remove(session: WriteSession, cluster: str, node: str) -> None:

@@ -1,7 +1,6 @@
 """The mirror's database: SQLite embedded, PostgreSQL in production; sessions to read and sessions to write."""
 
 import asyncio
-import os
 import secrets
 import time
 from collections import defaultdict
@@ -22,22 +21,22 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    event,
     inspect,
     make_url,
     or_,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import Connection, ExceptionContext
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import InstrumentedAttribute
 
 from bdn.core.errors import InvalidRequestError, StoreUnavailableError
 from bdn.mirror.db.clock import DatabaseClock
 from bdn.mirror.db.errors import DatabaseUnavailableError, mapped_errors
 from bdn.mirror.db.recall import HEAD
+from bdn.mirror.db.sqlite import open_sqlite
 from bdn.mirror.db.tables import Base, FactRow
 from bdn.mirror.db.waiting import Watch, in_background
 
@@ -51,7 +50,6 @@ RENEW_SECONDS = 3.0
 _CLAIM_AGAIN_SECONDS: Final = 0.5  # between two attempts while another process has the claim
 _CLOCK_SECONDS: Final = 60.0  # between two requests for the time
 _TIME: Final = text("SELECT extract(epoch FROM clock_timestamp())::float8")
-_PRIVATE: Final = 0o600
 
 ReadSession = NewType("ReadSession", AsyncSession)
 WriteSession = NewType("WriteSession", ReadSession)
@@ -117,11 +115,7 @@ class Database:
         self.now = DatabaseClock(clock)
         self._is_sqlite = url.get_backend_name() == "sqlite"
         if self._is_sqlite:
-            _make_private(Path(url.database or ""))
-            self._engine = self._patient = create_async_engine(url, pool_size=10, max_overflow=20)
-            event.listen(self._engine.sync_engine, "connect", _prepare_sqlite)
-            event.listen(self._engine.sync_engine, "begin", _begin_sqlite)
-            event.listen(self._engine.sync_engine, "handle_error", _keep_sqlite)
+            self._engine = self._patient = open_sqlite(url, busy_seconds=WRITER_SECONDS)
         else:
             from bdn.mirror.db.postgres import PATIENT_SECONDS, STATEMENT_SECONDS, open_postgres  # noqa: PLC0415 - its driver
 
@@ -308,44 +302,6 @@ def _upgrade(connection: Connection) -> None:
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
-
-
-def _make_private(file: Path) -> None:
-    """Close the database file to other users. SQLite gives its WAL and index the same mode.
-
-    The engine reports failures.
-    """
-    with suppress(OSError):
-        descriptor = os.open(file, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
-        try:
-            os.fchmod(descriptor, _PRIVATE)
-        finally:
-            os.close(descriptor)
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:  # noqa: ANN401 - the driver's own connection
-    connection.isolation_level = None  # the driver must not begin transactions; we do, below
-    cursor = connection.cursor()
-    busy = f"busy_timeout={1000 * WRITER_SECONDS:.0f}"
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", busy):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first fails at its write if another one wrote meanwhile; IMMEDIATE waits instead.
-    immediate = connection.get_execution_options().get("bdn_write")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
-
-
-def _keep_sqlite(context: ExceptionContext) -> None:
-    """A canceled task rolls back in the driver's thread, once the current operation there has ended.
-
-    SQLAlchemy would close the connection. SQLite ends a transaction with its connection only when no cursor is left,
-    and the exception refers to one: the lock would be held for as long as the exception lives.
-    """
-    if isinstance(context.original_exception, asyncio.CancelledError):
-        context.is_disconnect = False
 
 
 _BATCH: Final = 250  # rows per statement: older SQLite allows 999 bound parameters

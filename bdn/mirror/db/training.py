@@ -173,8 +173,17 @@ async def count_by_status(session: ReadSession) -> dict[str, int]:
 def note_change(session: WriteSession, row: TrainingJobRow) -> None:
     """Once committed, wake the controller and the agents of the job."""
     tell(session, JOBS_CHANGED)
-    for node in {rank["node"] for rank in row.ranks}:
+    for node in {rank["node"] for rank in row.ranks if not is_pod(rank)}:
         tell(session, agent_topic(str(row.cluster), node))
+
+
+def is_pod(rank: Json) -> bool:
+    """Whether a rank is a pod of Kubernetes rather than an agent's."""
+    return "pod" in rank
+
+
+def runs_as_pods(row: TrainingJobRow) -> bool:
+    return any(map(is_pod, row.ranks))
 
 
 # --- what jobs wait for ---

@@ -4,16 +4,16 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 
 from bdn.core.chunk import Digest, digest_of
-from bdn.core.errors import LimitExceededError
+from bdn.core.errors import LimitExceededError, NotFoundError
 from bdn.core.source.upstream import Source
-from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource
+from bdn.core.source.uri import HuggingFaceUri, SourceUri, WeightsSource, normalise_mount
 from bdn.mirror.db import manifests, mirrors
 from bdn.mirror.db.database import Cursor, Database
 from bdn.mirror.db.mirrors import MirrorState
@@ -25,7 +25,7 @@ from bdn.mirror.ingest.survey import Survey, Surveyor
 from bdn.mirror.ingest.trees import CommitTrees
 from bdn.mirror.ingest.worker import published_before
 from bdn.traces import spans
-from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner
+from bdn.wire.grants import LONGEST_GRANT, Grant, GrantedMount, GrantSigner, GrantVerifier
 from bdn.wire.mirror_schema import RECORDED, TERMINAL, HubFile, Mirror, MirrorSource, Plan, PlannedSource, body_from
 from bdn.wire.progress import total_of
 
@@ -34,6 +34,8 @@ _OLD_SECONDS: Final = 0.4  # age limit of a shared read: less than the time betw
 _ANY: Final = Digest("0" * 64)  # as long as any other digest
 _ANY_COMMIT: Final = "0" * 40
 _ANY_MIRROR: Final = f"mir_{'0' * 24}"
+
+_SUMS: Final = ("files_total", "bytes_total", "bytes_transferred", "bytes_under_way", "bytes_reused")
 
 # What is requested, and the organisation and team that request it: they decide what the answer contains.
 Question = tuple[str, str, str | None]
@@ -223,14 +225,32 @@ class MirrorRequests:
             )
         return [self._now(mirror) for mirror in await self._documents(found, organisation)], following
 
-    async def wait(self, mirror_id: str, organisation: str, seconds: float, team: str | None = None) -> Mirror:
-        """The mirror, once it is in a terminal state or the time is over."""
+    async def wait(
+        self, mirror_id: str, organisation: str, seconds: float, team: str | None = None, *, mount: str | None = None
+    ) -> Mirror:
+        """The mirror, once it is in a terminal state or the time is over; with ``mount`` only what is mounted there.
+
+        Raises ``NotFoundError``: no such mirror, or no source of it has this mount location.
+        """
         read = partial(self._recorded, mirror_id, organisation, team)
         mirror = await self.asked.of((mirror_id, organisation, team), read).get()
         if seconds and mirror.status not in TERMINAL:
             look, watch = self._watched(mirror_id, organisation, team), self.database.watch
             mirror = await watch.look_until(mirror_id, look.get, lambda seen: seen.status in TERMINAL, seconds)
-        return self._now(mirror)
+        return self._now(mirror) if mount is None else self._only(self._now(mirror), normalise_mount(mount))
+
+    def _only(self, mirror: Mirror, mount: str) -> Mirror:
+        """The mirror with the bytes, the source and the grant of one mount location."""
+        source = next((one for one in mirror.sources if one.mount_location == mount), None)
+        if source is None:
+            raise NotFoundError(f"mount location {mount} in mirror {mirror.id}")
+        sums = {name: getattr(source, name) for name in _SUMS}
+        grant = mirror.grant
+        if grant is not None:
+            whole = GrantVerifier(self.signer.public_keys).verify_as(Grant, grant, now=self.database.now())
+            mounts = tuple(one for one in whole.mounts if one.mount_location == mount)
+            grant = self.signer.sign(replace(whole, mounts=mounts))
+        return mirror.model_copy(update={**sums, "sources": [source], "grant": grant})
 
     async def follow(
         self, mirror_id: str, organisation: str, interval_seconds: float, team: str | None = None

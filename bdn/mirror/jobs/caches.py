@@ -10,6 +10,7 @@ from typing import Final
 
 from bdn.core.errors import CacheAffinityError, CacheNotSharedError, CacheOverQuotaError, NotFoundError
 from bdn.core.training.affinity import place
+from bdn.core.training.cache_layout import HUGGINGFACE, USER_ARTIFACTS, project_folder, team_folder
 from bdn.mirror.db import caches, operations, projects
 from bdn.mirror.db.caches import CacheState
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
@@ -31,6 +32,7 @@ from bdn.wire.cache_schema import (
     unpack,
 )
 from bdn.wire.grants import CacheGrant, GrantSigner
+from bdn.wire.job_schema import CacheFolders
 from bdn.wire.shapes import moment
 
 GRANT_SECONDS: Final = 900.0  # within which the granted node must open the directories
@@ -75,6 +77,25 @@ class TrainingCaches:
             team_id=team_id,
             cluster=body.cluster,
             expires_at=moment(grant.expires_at),
+        )
+
+    async def folders(self, project: str, cluster: str) -> CacheFolders:
+        """The paths of a project's caches on a volume, for pods of the cluster. Pins the project if necessary.
+
+        Raises ``CacheOverQuotaError``. Which volume it is, and what is on it, agents alone report.
+        """
+        async with self.database.write() as session:
+            row = await session.get_one(ProjectRow, project)
+            row = await caches.pin(session, row, cluster, self.database.now())
+            held, limit = await caches.directory(session, project, cluster), self._limit(row)
+        if held is not None and (held.size_bytes or 0) > limit:
+            raise CacheOverQuotaError(row.name, held.size_bytes or 0, limit)
+        own = project_folder(row.organisation, project)
+        return CacheFolders(
+            project_id=project,
+            project=f"{own}/{USER_ARTIFACTS}",
+            team=team_folder(row.organisation, str(row.cache_team)),
+            huggingface=f"{own}/{HUGGINGFACE}",
         )
 
     async def record(self, project: str, cluster: str, body: CacheSummaryBody) -> TrainingCacheDirectory:

@@ -4,30 +4,39 @@ What takes several transactions (``_prepare``) is claimed for 15 s, and another 
 expires. All else is one transaction on locked rows, which reads what it decides on.
 """
 
+import asyncio
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from bdn.core.errors import BdnError, CacheAffinityError, InternalError, SecretNotFoundError, StoreUnavailableError
+from bdn.core.errors import (
+    BdnError,
+    CacheAffinityError,
+    InternalError,
+    SecretNotFoundError,
+    StoreUnavailableError,
+    single_error,
+)
 from bdn.core.source.uri import WeightsSource, parse_source
 from bdn.core.training.placement import Demand, Node, Waiting, place
-from bdn.core.training.states import ACTIVE, OVER, SILENT_SECONDS, Failure, advance
-from bdn.core.units import counted
+from bdn.core.training.states import ACTIVE, Failure, advance
 from bdn.mirror.db import training
-from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, ReadSession, WriteSession
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.db.tables import Json, TrainingJobRow
-from bdn.mirror.db.training import JobAgent
+from bdn.mirror.db.training import runs_as_pods
 from bdn.mirror.db.waiting import JOBS_CHANGED
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.mirror.jobs.projects import Projects
+from bdn.mirror.training.agents import Agents, reserved, taken
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.loading import loaded
+from bdn.mirror.training.pods import Pods
+from bdn.mirror.training.runners import Runner, surviving
 from bdn.mirror.training.runs import login_of
 from bdn.mirror.training.steps import Steps, failure_in, failure_of, is_own_mirror, job_of, ns_of
 from bdn.wire.training_schema import TrainingJobSpec
@@ -38,7 +47,6 @@ _QUIET_SECONDS: Final = 3600.0  # without a line, after which a client that read
 _UPKEEP_SECONDS: Final = 60.0
 _LOG_SECONDS: Final = 7 * 86400.0  # from the end of a job
 _UNUSED_SECONDS: Final = 3600.0  # from the commit of an archive, whose job is recorded right after it
-_GAP_SECONDS: Final = 15.0
 
 logger = logging.getLogger(__name__)
 
@@ -73,84 +81,72 @@ _Outcome = _Placed | Waiting | Failure
 
 @dataclass
 class Controller:
-    """Nodes are not judged as silent before this controller has run for a minute without a gap: see ``_judges``."""
+    """``pods``: for each cluster of Kubernetes that runs jobs. Other clusters have ``agents``."""
 
     database: Database
     requests: MirrorRequests
     projects: Projects
     secrets: SecretTable
     steps: Steps
+    pods: Sequence[Pods] = ()
     name: str = field(default_factory=lambda: f"{socket.gethostname()[:200]}:{os.getpid()}:{os.urandom(4).hex()}")
     _needs: dict[str, _Needs] = field(default_factory=dict)  # by job: a request takes a millisecond to parse
-    _running_since: float | None = None
-    _ran_at: float = 0.0
     _upkeep_at: float = 0.0
+    agents: Agents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.agents = Agents(self.database, self.steps)
 
     async def run(self) -> None:
-        """Run until canceled: at each change, and twice a second."""
+        """Run until canceled: at each change, and twice a second. A cluster that does not answer delays no other jobs."""
+        with single_error():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._repeat(self.look))
+                for pods in self.pods:
+                    group.create_task(self._repeat(partial(self.look_at, pods)))
+
+    async def _repeat(self, turn: Callable[[], Awaitable[None]]) -> None:
         topic = self.database.watch.topic(JOBS_CHANGED)
         while True:
             changes = topic.changes
-            with self._surviving():
-                await self.look()
+            with surviving(on_outage=self.agents.note_outage):
+                await turn()
             await topic.changed(changes, POLL_SECONDS)
 
-    @contextmanager
-    def _surviving(self, job: str | None = None) -> Iterator[None]:
-        """A failure of one job ends neither the controller nor other jobs."""
-        facts = {} if job is None else {"job": job}
-        try:
-            yield
-        except BdnError as error:  # the database is away
-            if job is None:
-                self._running_since = None
-            logger.warning("cannot advance training jobs now; retrying", extra={**facts, "error": str(error)})
-        except Exception:
-            logger.exception("advancing training jobs failed; retrying", extra=facts)
+    async def look_at(self, pods: Pods) -> None:
+        """One turn of the jobs that run as pods of this cluster."""
+        async with self.database.read() as session:
+            rows = [row for row in await training.active(session) if runs_as_pods(row) and row.cluster == pods.cluster]
+        await pods.look(rows, self.database.now())
 
     async def look(self) -> None:
         now = self.database.now()
-        judges = self._judges(now)
         async with self.database.read() as session:
             rows = await training.active(session)
             awaited = [row.mirror_id for row in rows if row.status == "CREATED" and row.mirror_id is not None]
             ended = await training.mirrors_that_ended(session, awaited) if awaited else {}
-            agents = await training.job_agents(session, now) if rows else {}
+        await self.agents.look([row for row in rows if not runs_as_pods(row)], now)
         self._needs = {row.id: self._needs[row.id] for row in rows if row.id in self._needs}
         ready: list[str] = []
         for row in rows:
-            with self._surviving(row.id):
+            with surviving(row.id):
                 status, error = ended.get(row.mirror_id or "", (None, None))
                 if row.status == "CREATED" and row.mirror_id is None:
                     await self._prepare(row.id, now)
-                elif row.status == "PENDING" or (row.status == "CREATED" and status == "READY"):
+                elif _is_unplaced(row) and (row.status == "PENDING" or status == "READY"):
                     ready.append(row.id)
                 elif row.status == "CREATED" and status is not None:
                     canceled = Failure("CANCELED", f"the job's mirror is {status}")
                     await self._fail(row.id, failure_in(error) or canceled)
-                elif judges and _lost(row, agents, now):
-                    await self._lose(row.id, now)
                 elif advance(job := job_of(row), now) is not job:
                     await self._take(row.id)
-        with self._surviving():
+        with surviving(on_outage=self.agents.note_outage):
             await self._place(ready, now)
         if now - self._upkeep_at >= _UPKEEP_SECONDS:
-            with self._surviving():
+            with surviving(on_outage=self.agents.note_outage):
                 await self._upkeep(now)
                 self._upkeep_at = now
-        if (done_at := self.database.now()) - now < SILENT_SECONDS / 2:  # longer: an outage rather than many jobs
-            self._ran_at = done_at
-
-    def _judges(self, now: float) -> bool:
-        """Whether silence is the nodes'.
-
-        After an outage of the mirror, the database or this process no node has a recent heartbeat. If all of them
-        counted as lost, every job would fail.
-        """
-        if self._running_since is None or now - self._ran_at > _GAP_SECONDS:
-            self._running_since = now
-        self._ran_at = now
-        return now - self._running_since >= SILENT_SECONDS
+        self.agents.note_turn(now, self.database.now())
 
     # --- CREATED ---
 
@@ -172,7 +168,7 @@ class Controller:
             spec = spec_of(row)
             await self._check_secrets(row.organisation, spec)
             async with self.database.read() as session:
-                nodes = _nodes(await training.job_agents(session, now), [], now)
+                nodes = await self.agents.nodes(session, [], now)
                 outcome = await self._outcome(session, row, nodes)
             if isinstance(outcome, Failure):
                 failure = outcome
@@ -241,18 +237,17 @@ class Controller:
         self, session: ReadSession, ready: Sequence[str], now: float
     ) -> list[tuple[TrainingJobRow, _Outcome]]:
         rows = await training.active(session)
-        agents = await training.job_agents(session, now)
-        nodes = _nodes(agents, rows, now)
+        nodes = await self.agents.nodes(session, rows, now)
         outcomes: list[tuple[TrainingJobRow, _Outcome]] = []
         for row in rows:
-            if row.id not in ready or row.status not in ("CREATED", "PENDING") or row.ending_at is not None:
+            if row.id not in ready or not _is_unplaced(row) or row.ending_at is not None:
                 continue
             outcome = await self._outcome(session, row, nodes)
             demand = (await self._needs_of(session, row)).demand
             if isinstance(outcome, _Placed):
-                nodes = [_taken(node, demand) if node in outcome.nodes else node for node in nodes]
+                nodes = [taken(node, demand) if node in outcome.nodes else node for node in nodes]
             elif isinstance(outcome, Waiting):
-                nodes = [_reserved(node, demand, outcome.cluster) for node in nodes]
+                nodes = [reserved(node, demand, outcome.cluster) for node in nodes]
             outcomes.append((row, outcome))
         return outcomes
 
@@ -268,7 +263,10 @@ class Controller:
         needs, project = await self._needs_of(session, row), await training.project_of(session, row)
         demand, requires = needs.demand, needs.require_cache_affinity
         pinned = project.cache_cluster if needs.has_cache else None
+        offered = [node for pods in self.pods for node in pods.offer(row.organisation, project.team, demand)]
+        with_pods = {node.cluster for node in offered}  # these run no job on agents
         try:
+            nodes = [*(node for node in nodes if node.cluster not in with_pods), *offered]
             found = place(demand, nodes, project.name, pinned, require_cache_affinity=requires)
         except CacheAffinityError as error:
             return failure_of(error)
@@ -285,18 +283,12 @@ class Controller:
                     await self.steps.enter(session, row, now, "PENDING", f"mirrored; the job {outcome.reason}")
                 row.waiting_for, row.updated_at = outcome.reason, now
             case _Placed():
-                agents = await training.job_agents(session, now)
                 demand = (await self._needs_of(session, row)).demand
-                row.cluster = outcome.cluster
-                placed = [agents[node.cluster, node.name] for node in outcome.nodes]
-                row.ranks = [
-                    {"node": agent.node, "boot_id": agent.boot_id, "gpus": demand.gpus, "state": "STAGING"}
-                    for agent in placed
-                ]
-                names = ", ".join(node.name for node in outcome.nodes)
-                line = f"mirrored; staging on {counted(len(placed), 'node')} of cluster {outcome.cluster}: {names}"
-                await self.steps.enter(session, row, now, "DEPLOYING", line)
-                training.note_change(session, row)
+                await self._runner_of(outcome).start(session, row, outcome.nodes, demand.gpus, now)
+
+    def _runner_of(self, placed: _Placed) -> Runner:
+        is_named = any(node.name for node in placed.nodes)
+        return self.agents if is_named else next(pods for pods in self.pods if pods.cluster == placed.cluster)
 
     # --- what only time or silence makes due ---
 
@@ -309,16 +301,6 @@ class Controller:
         async with self.database.write() as session:
             if (row := await training.lock(session, job)) is not None:
                 await self.steps.take(session, row, self.database.now())
-
-    async def _lose(self, job: str, now: float) -> None:
-        async with self.database.write() as session:
-            row = await training.lock(session, job)
-            lost = _lost(row, await training.job_agents(session, now), now) if row is not None else []
-            if row is not None and lost:
-                row.ranks = [
-                    {**rank, "state": "LOST"} if number in lost else rank for number, rank in enumerate(row.ranks)
-                ]
-                await self.steps.take(session, row, now)
 
     async def _upkeep(self, now: float) -> None:
         """Delete old logs, and archives without a job. Let no active job be silent for an hour."""
@@ -338,52 +320,9 @@ def _source(extra: Json) -> WeightsSource:
     return WeightsSource(parse_source(extra["source"]), extra["mount_location"])
 
 
-def _lost(row: TrainingJobRow, agents: dict[Name, JobAgent], now: float) -> list[int]:
-    """The ranks whose nodes have sent no heartbeat for a minute, or have restarted since the placement."""
-    return [
-        number
-        for number, rank in enumerate(row.ranks)
-        if rank["state"] not in OVER
-        and (
-            (agent := agents.get((str(row.cluster), rank["node"]))) is None
-            or now - agent.last_heartbeat >= SILENT_SECONDS
-            or agent.boot_id != rank["boot_id"]
-        )
-    ]
-
-
-def _nodes(agents: dict[Name, JobAgent], rows: Sequence[TrainingJobRow], now: float) -> list[Node]:
-    """The nodes, with what the ranks of these jobs take of them."""
-    nodes = {
-        name: Node(
-            agent.cluster,
-            agent.node,
-            agent.capacity["gpu_type"],
-            agent.capacity["gpus"],
-            agent.capacity["slots"],
-            is_alive=agent.is_alive(now),
-        )
-        for name, agent in agents.items()
-    }
-    for row in rows:
-        for rank in row.ranks:
-            name = str(row.cluster), rank["node"]
-            if rank["state"] not in OVER and (node := nodes.get(name)) is not None:
-                nodes[name] = _taken(node, Demand(1, "", rank["gpus"]))
-    return sorted(nodes.values(), key=lambda node: (node.cluster, node.name))
-
-
-def _taken(node: Node, demand: Demand) -> Node:
-    if demand.gpus:
-        return replace(node, gpus_used=node.gpus_used + demand.gpus)
-    return replace(node, slots_used=node.slots_used + 1)
-
-
-def _reserved(node: Node, demand: Demand, cluster: str) -> Node:
-    """A job that waits is not overtaken by smaller ones that would take its nodes one by one."""
-    if node.cluster != cluster or not node.suits(demand):
-        return node
-    return replace(node, gpus_used=node.gpus) if demand.gpus else replace(node, slots_used=node.slots)
+def _is_unplaced(row: TrainingJobRow) -> bool:
+    """Pods are PENDING until Kubernetes has placed them, with the ranks that they will be."""
+    return row.status in ("CREATED", "PENDING") and not row.ranks
 
 
 def _is_news(row: TrainingJobRow, outcome: _Outcome) -> bool:

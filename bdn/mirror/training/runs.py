@@ -14,16 +14,20 @@ from bdn.core.events import Event
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.training.environment import ARCHIVE, SCRATCH, RankOf, environment
 from bdn.core.training.states import ACTIVE, OVER, Want, can_follow
+from bdn.mirror.access.callers import Caller
 from bdn.mirror.db import events, training
 from bdn.mirror.db.agents import Name
 from bdn.mirror.db.database import Database, tell
 from bdn.mirror.db.secrets import SecretTable
 from bdn.mirror.db.tables import Json, ProjectRow, TrainingJobRow
+from bdn.mirror.db.training import is_pod
 from bdn.mirror.db.waiting import JOBS_CHANGED, SharedRead
 from bdn.mirror.jobs.caches import TrainingCaches
 from bdn.mirror.training.documents import spec_of
 from bdn.mirror.training.logs import Logs
+from bdn.mirror.training.manifests import leader_of
 from bdn.mirror.training.steps import Steps, is_own_mirror, wants_of
+from bdn.wire.access_schema import Role
 from bdn.wire.cache_schema import CacheRequest
 from bdn.wire.grants import Grant, GrantedMount, GrantSigner, PushGrant
 from bdn.wire.heartbeat_schema import Command, Report
@@ -107,16 +111,20 @@ class JobRuns:
         self.logs.forget_others({row.id for row in rows})
         for row in rows:
             for number, want in enumerate(wants_of(row)):
-                if want is not None:
+                if want is not None and not is_pod(row.ranks[number]):
                     wants[str(row.cluster), row.ranks[number]["node"]].append((row.id, number, want))
         return wants
 
     async def record(self, cluster: str, node: str, reports: Sequence[Report]) -> None:
         """Record what an agent reports of its ranks, with the steps that this makes due."""
+        runs = [report.run or _failed(report) for report in reports]
+        await self.record_ranks(cluster, node, [run for run in runs if run is not None])
+
+    async def record_ranks(self, cluster: str, node: str | None, reports: Sequence[RunReport]) -> None:
+        """Record reports of an agent's ranks, or of ranks that are pods (``node`` None)."""
         by_job: dict[str, list[RunReport]] = defaultdict(list)
         for report in reports:
-            if (run := report.run or _failed(report)) is not None:
-                by_job[run.run].append(run)
+            by_job[report.run].append(report)
         for job, runs in by_job.items():
             async with self.database.read() as session:
                 row = await training.read(session, job, has_request=False)
@@ -132,26 +140,28 @@ class JobRuns:
                         tell(session, JOBS_CHANGED)
                     await self.steps.take(session, row, now)
 
-    # --- calls of agents ---
+    # --- calls of agents and pods ---
 
     async def spec(
-        self, job: str, rank: int, *, cluster: str | None, node: str, boot_id: str, volume: str | None
+        self, job: str, rank: int, caller: Caller, *, node: str, boot_id: str, volume: str | None
     ) -> RunSpec:
         """All that a rank needs, with grants signed and secrets resolved now.
 
-        ``cluster`` is the cluster of the agent's token. Raises ``NotFoundError`` for another agent than the rank was placed on,
-        for one that has restarted its machine since, and once the rank is over.
+        ``boot_id``: of the agent's machine, or the uid of the rank's pod. Raises ``NotFoundError`` for another agent or
+        pod than the rank's, for an agent that has restarted its machine since, and once the rank is over.
         """
         async with self.database.read() as session:
             row = await training.read(session, job)
-            record = _record_of(row, rank, cluster, node) if row is not None else None
-            if row is None or record is None or record["boot_id"] != boot_id or not _is_going(row, record):
+            record = _own_record(row, rank, caller) if row is not None else None
+            is_its = record is not None and (record["node"], record["boot_id"]) == (node, boot_id)
+            if row is None or record is None or not is_its or not _is_going(row, record):
                 raise NotFoundError(f"rank {rank} of run {job}")
             project = await training.project_of(session, row)
             sources = await training.mirrored(session, str(row.mirror_id))
             agents = await training.job_agents(session, self.database.now())
         spec = spec_of(row)
-        leader = agents.get((str(row.cluster), row.ranks[0]["node"]))
+        first = agents.get((str(row.cluster), row.ranks[0]["node"]))
+        leader = leader_of(row.id) if is_pod(record) else _host(first.advertise if first is not None else None)
         of = RankOf(
             job_id=row.id,
             job_name=row.name,
@@ -160,9 +170,9 @@ class JobRuns:
             rank=rank,
             group_size=len(row.ranks),
             gpus=record["gpus"],
-            leader=_host(leader.advertise if leader is not None else None),
+            leader=leader,
         )
-        secrets = await self._secrets(row, rank, spec)
+        secrets = await self._secrets(row, spec.secret_names, rank=rank, node=record["node"])
         mounts = _mounts(row, rank, sources, len(spec.weights or ()))
         places, expires_at = spec.places, self.database.now() + self.grant_seconds
         read = Grant(row.organisation, mounts, expires_at, row.requester_team, row.mirror_id)
@@ -197,26 +207,28 @@ class JobRuns:
             else CachePlaces(
                 project=places.project_cache, team=places.team_cache, huggingface=places.huggingface_cache
             ),
-            cache_grant=await self._cache_grant(row, project, spec, volume),
+            cache_grant=None if is_pod(record) else await self._cache_grant(row, project, spec, volume),
             loaded=places.loaded,
         )
 
-    async def _secrets(self, row: TrainingJobRow, rank: int, spec: TrainingJobSpec) -> dict[str, str]:
+    async def login(self, row: TrainingJobRow, spec: TrainingJobSpec) -> RegistryLogin | None:
+        """The login to the registry of a job's image, for a cluster. Raises ``CallerError`` if the secret has none."""
+        if (login := spec.login_secret) is None:
+            return None
+        registry, name = login
+        return login_of(registry, name, (await self._secrets(row, [name], rank=0, node=f"cluster {row.cluster}"))[name])
+
+    async def _secrets(self, row: TrainingJobRow, names: Sequence[str], **given_to: Any) -> dict[str, str]:  # noqa: ANN401 - facts
         """The values by their names. That they were given out is an event. Raises ``SecretNotFoundError``."""
         values: dict[str, str] = {}
-        for name in spec.secret_names:
+        for name in names:
             value = await self.secrets.value(row.organisation, name)
             if value is None:
                 raise SecretNotFoundError(name)
             values[name] = value
         if values:
             async with self.database.write() as session:
-                facts: dict[str, Any] = {
-                    "job": row.id,
-                    "rank": rank,
-                    "node": row.ranks[rank]["node"],
-                    "names": sorted(values),
-                }
+                facts: dict[str, Any] = {"job": row.id, **given_to, "names": sorted(values)}
                 given = Event.of("secrets_given", facts, organisation=row.organisation)
                 await events.record(session, self.database.now(), [given])
         return values
@@ -240,11 +252,11 @@ class JobRuns:
         )
         return (await self.caches.grant(body, row.organisation, project.team)).grant
 
-    async def append(self, job: str, rank: int, cluster: str | None, output: RunOutput) -> None:
-        """Store lines of a rank's output. Raises ``NotFoundError`` for a rank of another cluster, or none."""
+    async def append(self, job: str, rank: int, caller: Caller, output: RunOutput) -> None:
+        """Store lines of a rank's output. Raises ``NotFoundError`` for a rank of another cluster or pod, or none."""
         async with self.database.read() as session:
             row = await training.read(session, job, has_request=False)
-        if row is None or rank >= len(row.ranks) or cluster not in (None, row.cluster):
+        if row is None or _own_record(row, rank, caller) is None:
             raise NotFoundError(f"rank {rank} of run {job}")
         await self.logs.append(row, rank, output.seq, output.lines)
 
@@ -262,19 +274,30 @@ def _failed(report: Report) -> RunReport | None:
     return RunReport(run=command.run, rank=command.rank, state="ENDED", error=report.error)
 
 
-def _record_of(row: TrainingJobRow, rank: int, cluster: str | None, node: str) -> Json | None:
-    """The rank's record, if it was placed on this node. ``cluster`` None is any."""
-    if cluster not in (None, row.cluster) or not 0 <= rank < len(row.ranks):
+def _record_of(row: TrainingJobRow, rank: int, cluster: str, node: str | None) -> Json | None:
+    """The rank's record, if it was placed on this agent, or is a pod (``node`` None)."""
+    if cluster != row.cluster or not 0 <= rank < len(row.ranks):
         return None
     record: Json = row.ranks[rank]
-    return record if record["node"] == node else None
+    return record if (None if is_pod(record) else record["node"]) == node else None
+
+
+def _own_record(row: TrainingJobRow, rank: int, caller: Caller) -> Json | None:
+    """The record of a rank of the caller: a pod has its own, an agent those of its cluster's agents, an operator all."""
+    if caller.cluster not in (None, row.cluster) or not 0 <= rank < len(row.ranks):
+        return None
+    record: Json = row.ranks[rank]
+    pod = record["boot_id"] if is_pod(record) else None
+    return record if caller.role is Role.OPERATOR or caller.pod == pod else None
 
 
 def _is_going(row: TrainingJobRow, record: Json) -> bool:
     return row.status in ACTIVE and record["state"] not in OVER
 
 
-def _reported(row: TrainingJobRow, cluster: str, node: str, reports: Sequence[RunReport], now: float) -> list[Json]:
+def _reported(
+    row: TrainingJobRow, cluster: str, node: str | None, reports: Sequence[RunReport], now: float
+) -> list[Json]:
     """The ranks after these reports. Those that are late, repeated or another node's change nothing."""
     ranks: list[Json] = list(row.ranks)
     for report in reports:

@@ -92,9 +92,11 @@ class CsiNode:
         return [stage for stage in (await daemon.client.stages()).items if stage.state not in ("RELEASED", "FAILED")]
 
     async def assert_nothing_is_left(self, daemon: Daemon, *pods: Pod) -> None:
-        assert mounts_below(self.kubelet.root) == []
+        assert mounts_below(self.root) == []
         assert [pod.target for pod in pods if pod.target.parent.exists() and list(pod.target.parent.iterdir())] == []
         assert await self.open_stages(daemon) == []
         async with asyncio.timeout(LONGEST_SECONDS):
             while any(use.leased for use in (await daemon.client.cache()).tiers.values()):
+                await asyncio.sleep(0.02)
+            while [path for name in ("mounts", "views") for path in (self.agent.root / "cache" / name).iterdir()]:
                 await asyncio.sleep(0.02)

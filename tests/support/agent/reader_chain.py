@@ -155,7 +155,7 @@ def bench(
         join(members, {"a": sources[0].url, "b": sources[1].url})
         names = routing.peers(digest, lambda _: False)
         join(members, dict(zip(names, (sources[0].url, sources[1].url), strict=True)))
-        pools = [ConnectionPool(timeout_seconds=2.0) for _ in range(3)]
+        pools = [ConnectionPool(timeout_seconds=20.0) for _ in range(3)]
         for pool in pools:
             stack.callback(pool.close)
         budget, mismatches = RetryBudget(stage_size, peers.avoided), list[None]()

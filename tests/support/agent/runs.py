@@ -153,10 +153,11 @@ class RunMirror(AgentMirror):
         if self.down:
             raise ConnectionAbortedError
         run, rank = found[1], int(found[2])
+        if found[3] is None:
+            self.queries.append(found[4])
         if (spec := self.specs.get((run, rank))) is None:
             return Answer(404, content=json.dumps(document_of(NotFoundError(f"run {run}"))).encode())
         if found[3] is None:
-            self.queries.append(found[4])
             return Answer(200, content=spec.model_dump_json().encode())
         output = RunOutput.model_validate_json(request.body)
         self.batches[run].setdefault(output.seq, output.lines)

@@ -125,7 +125,7 @@ class StagedNode:
         return metrics(self.agent.metrics.render(await self.agent.holdings.tiers()).decode())
 
     async def until_repaired(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await self.counted() < 1:  # noqa: ASYNC110 - it is told to the loop that runs in the agent
                 await asyncio.sleep(0.01)
 

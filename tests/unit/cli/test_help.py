@@ -12,10 +12,13 @@ from bdn.cli.main import LazyGroup
 from bdn.cli.main import main as bdn
 from node_agent.__main__ import main as agent
 from node_agent.csi.__main__ import main as csi
+from node_agent.run.__main__ import main as rank
+
+OF_PODS = [("bdn-rank prepare", rank.commands["prepare"]), ("bdn-rank follow", rank.commands["follow"])]
 
 
 def commands() -> list[tuple[str, click.Command]]:
-    found: list[tuple[str, click.Command]] = [("bdn-node-agent", agent), ("bdn-csi", csi)]
+    found: list[tuple[str, click.Command]] = [("bdn-node-agent", agent), ("bdn-csi", csi), *OF_PODS]
     for program, group in (("bdn", bdn), ("bdn-admin", admin)):
         context = click.Context(group)
         for name in group.list_commands(context):
@@ -32,7 +35,8 @@ def test_every_command_has_help_with_an_example_and_can_print_one_document(name:
 
     assert (shown.exit_code, "Example" in shown.output, name.rsplit(maxsplit=1)[-1] in shown.output) == (0, True, True)
     options = {option for parameter in command.params for option in parameter.opts}
-    assert {"--json", "--quiet"} <= options or name in ("bdn-node-agent", "bdn-csi")  # daemons have no result to print
+    is_daemon = name in ("bdn-node-agent", "bdn-csi") or name.startswith("bdn-rank ")  # has no result to print
+    assert {"--json", "--quiet"} <= options or is_daemon
 
 
 @pytest.mark.parametrize("program", [bdn, admin], ids=["bdn", "bdn-admin"])

@@ -156,12 +156,54 @@ def test_images__are_of_one_version_wherever_they_stand(overlay: str) -> None:
     assert images == {f"bdn:{PROJECT['version']}"}
 
 
+def with_component(overlay: str, component: str, folder: Path) -> list[Json]:
+    parts = {"resources": f"overlays/{overlay}", "components": f"components/{component}"}
+    lines = [f"{name}: [{os.path.relpath(DEPLOY / place, folder.resolve())}]\n" for name, place in parts.items()]
+    (folder / "kustomization.yaml").write_text("".join(lines))
+    return kustomize(folder.resolve())
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_training_jobs__added_to_an_overlay__give_the_mirror_one_namespace_and_its_clusters(
+    overlay: str, tmp_path: Path
+) -> None:
+    documents = with_component(overlay, "training-jobs", tmp_path)
+    for document in documents:
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+    file = tmp_path / "kubernetes.toml"
+    file.write_text(one(documents, "ConfigMap", _config(documents, "bdn-clusters"))["data"]["kubernetes.toml"])
+    ((name, cluster),) = load_clusters(file).items()
+    (before,) = load_clusters(DEPLOY / "base/kubernetes.toml").items()
+    assert (name, cluster.model_copy(update={"jobs": None, "namespaces": {}})) == before
+    assert cluster.jobs is not None
+    assert cluster.jobs.image == f"bdn:{PROJECT['version']}"
+    assert cluster.jobs.url == environment(AGENT_CONTAINERS["agent"])["BDN_URL"]
+
+    role, binding = one(documents, "Role"), one(documents, "RoleBinding")
+    assert {each["metadata"]["namespace"] for each in (role, binding)} == set(cluster.job_namespaces) == {"training"}
+    assert (binding["roleRef"]["name"], binding["subjects"]) == (
+        role["metadata"]["name"],
+        [{"kind": "ServiceAccount", "name": "bdn-mirror", "namespace": "bdn"}],
+    )
+    given = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+    assert given == {
+        "jobs": {"create", "get", "list", "delete"}, "services": {"create"}, "secrets": {"create"}, "pods": {"list", "patch"},
+    }  # fmt: skip
+    space = one(documents, "Namespace", "training")["metadata"]["labels"]
+    assert space["bdn.dev/jobs"] == "true"  # as the network policy of the mirror has it
+    for program in ("mirror", "worker") if overlay == "production" else ("mirror",):
+        pod = one(documents, "Deployment", program)["spec"]["template"]["spec"]
+        assert (pod["serviceAccountName"], pod.get("automountServiceAccountToken", True)) == ("bdn-mirror", True)
+        assert environment(pod["containers"][0])["BDN_KUBERNETES"] == "/etc/bdn/kubernetes.toml"
+        mounted = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+        assert mounted["clusters"] == "/etc/bdn"
+
+
 @needs_kubectl
 def test_service_monitor__added_to_an_overlay__scrapes_the_mirrors_api(tmp_path: Path) -> None:
-    parts = {"resources": "overlays/production", "components": "components/service-monitor"}
-    lines = [f"{name}: [{os.path.relpath(DEPLOY / place, tmp_path.resolve())}]\n" for name, place in parts.items()]
-    (tmp_path / "kustomization.yaml").write_text("".join(lines))
-    documents = kustomize(tmp_path.resolve())
+    documents = with_component("production", "service-monitor", tmp_path)
     monitor, service = one(documents, "ServiceMonitor"), one(documents, "Service")
     (endpoint,) = monitor["spec"]["endpoints"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -281,7 +323,8 @@ def test_right_at_the_api_server__is_to_read_the_issuers_keys_alone() -> None:
     binding = one(documents, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == "system:service-account-issuer-discovery"
     assert [each["name"] for each in binding["subjects"]] == ["bdn-mirror"]
-    others = [path for path in DEPLOY.rglob("*.yaml") if path.name != "accounts.yaml"]
+    of_component = DEPLOY / "components/training-jobs"  # compared where it is added
+    others = [path for path in DEPLOY.rglob("*.yaml") if path.name != "accounts.yaml" and path.parent != of_component]
     assert len(others) > 10
     assert not [path for path in others if "Role" in path.read_text()]
 
@@ -307,6 +350,7 @@ def test_agent__has_no_privilege_and_the_driver_has_no_port() -> None:
     assert mounts["csi"]["cache"]["mountPropagation"] == "HostToContainer"
     assert mounts["csi"]["cache"]["mountPath"] == mounts["agent"]["cache"]["mountPath"]
     assert "kubelet" not in mounts["agent"]
+    assert mounts["agent"].keys() & mounts["csi"].keys() == {"cache", "run"}, "root shares nothing else with the agent"
     assert "token" not in mounts["csi"]
     (kubelet,) = [each["hostPath"]["path"] for each in AGENT["volumes"] if each["name"] == "kubelet"]
     assert mounts["csi"]["kubelet"]["mountPath"] == kubelet == environment(driver)["BDN_CSI_KUBELET_DIR"]

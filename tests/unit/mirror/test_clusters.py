@@ -8,7 +8,8 @@ import pytest
 
 from bdn.core.errors import InvalidRequestError
 from bdn.mirror.access.clusters import KubernetesCluster, load_clusters
-from bdn.mirror.app import load_service_accounts
+from bdn.mirror.access.service_accounts import ServiceAccounts
+from bdn.mirror.app import load_trusted_clusters
 from bdn.mirror.settings import MirrorSettings
 
 GOOD: Final = """
@@ -22,6 +23,22 @@ organisation = "default"
 [clusters.gpu.namespaces.research]
 organisation = "acme"
 team = "vision"
+
+[clusters.gpu.jobs]
+image = "bdn"
+url = "http://mirror.bdn.svc:8460"
+
+[clusters.gpu.jobs.gpus.H100]
+node_labels = {"nvidia.com/gpu.product" = "H100"}
+
+[clusters.gpu.namespaces.tuning]
+organisation = "acme"
+team = "vision"
+jobs = true
+
+[clusters.gpu.namespaces.training]
+organisation = "acme"
+jobs = true
 """
 
 
@@ -36,6 +53,17 @@ def test_load__good_file__has_the_place_of_each_namespace(tmp_path: Path) -> Non
     assert (name, cluster.agents) == ("gpu", "bdn/bdn-agent")
     assert cluster.place_of(name, "research") == ("acme", "vision")
     assert cluster.place_of(name, "lab") == ("default", "gpu.lab")
+    assert cluster.place_of(name, "training") == ("acme", None)
+
+
+def test_load__namespaces_of_jobs__are_chosen_by_team_and_then_by_organisation(tmp_path: Path) -> None:
+    cluster = load_clusters(written(tmp_path, GOOD))["gpu"]
+    found = [cluster.jobs_in(*of) for of in (("acme", "vision"), ("acme", "speech"), ("rival", "vision"))]
+    assert found == ["tuning", "training", None]
+    assert cluster.jobs is not None
+    h100, unknown = cluster.jobs.gpu("h100"), cluster.jobs.gpu("B200")
+    assert (h100 and h100.resource, unknown) == ("nvidia.com/gpu", None)
+    assert cluster.jobs.api == "https://kubernetes.default.svc"
 
 
 def test_load__example_of_the_documentation__is_valid(tmp_path: Path) -> None:
@@ -64,6 +92,18 @@ def test_load__example_of_the_documentation__is_valid(tmp_path: Path) -> None:
     ("namespaces.research", "namespaces.Research", "clusters.gpu.namespaces"),
     ('team = "vision"', "team = 7", "clusters.gpu.namespaces.research.team"),
     ('keys = "https://kubernetes.default.svc/openid/v1/jwks"', 'keys = "/jwks"\nkeys_ca = "/ca"', "keys is a file"),
+    ('image = "bdn"\n', "", "clusters.gpu.jobs.image: Field required"),
+    ("http://mirror.bdn.svc:8460", "mirror:8460", "clusters.gpu.jobs.url"),
+    ('image = "bdn"', 'image = "bdn"\napi = "http://api.example"', "clusters.gpu.jobs.api"),
+    ('image = "bdn"', 'image = "bdn"\nqueue = "A queue"', "clusters.gpu.jobs.queue"),
+    ('image = "bdn"', 'image = "bdn"\ncache_claim = "../x"', "clusters.gpu.jobs.cache_claim"),
+    ('image = "bdn"', 'image = "bdn"\nimagePullPolicy = "x"', "clusters.gpu.jobs.imagePullPolicy"),
+    ('{"nvidia.com/gpu.product" = "H100"}', '{"a b" = "H100"}', "clusters.gpu.jobs.gpus.H100.node_labels"),
+    ("node_labels", "resource = 'a b'\nnode_labels", "clusters.gpu.jobs.gpus.H100.resource"),
+    ("jobs = true", 'jobs = "yes"', "clusters.gpu.namespaces.tuning.jobs"),
+    ("jobs = true", "jobs = false", "jobs needs a namespace with jobs = true"),
+    ('"bdn/bdn-agent"', '"training/bdn-agent"', "agents may not be in a namespace with jobs"),
+    (GOOD[GOOD.index("[clusters.gpu.jobs]") : GOOD.index("[clusters.gpu.namespaces.tuning]")], "", "namespaces.tuning.jobs needs"),
 ])  # fmt: skip
 def test_load__bad_file__is_one_line_that_names_setting_file_and_field(
     tmp_path: Path, old: str, new: str, problem: str
@@ -90,10 +130,10 @@ def test_load__authorities_that_are_none__are_named_with_their_field(tmp_path: P
     settings: dict[str, Any] = {"data_dir": tmp_path, "auth": "token", "token": "t"}
     text = GOOD.replace("agents =", f'keys_ca = "{tmp_path}/none.pem"\nagents =')
     with pytest.raises(InvalidRequestError, match=r"^BDN_KUBERNETES: clusters\.gpu\.keys_ca: .*none\.pem"):
-        load_service_accounts(MirrorSettings(kubernetes=written(tmp_path, text), **settings))
+        ServiceAccounts(load_trusted_clusters(MirrorSettings(kubernetes=written(tmp_path, text), **settings)))
 
 
 def test_load__without_tokens__is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="BDN_KUBERNETES needs BDN_AUTH=token"):
-        load_service_accounts(MirrorSettings(data_dir=tmp_path, kubernetes=written(tmp_path, GOOD)))
-    assert load_service_accounts(MirrorSettings(data_dir=tmp_path)) is None
+        load_trusted_clusters(MirrorSettings(data_dir=tmp_path, kubernetes=written(tmp_path, GOOD)))
+    assert load_trusted_clusters(MirrorSettings(data_dir=tmp_path)) == {}

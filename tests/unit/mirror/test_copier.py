@@ -365,7 +365,7 @@ async def test_canceling_waits_for_one_file_and_not_for_the_parcel(bench: Bench)
 
     def hang() -> None:
         loop.call_soon_threadsafe(reached.set)
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     bench.upstream.scripted["file-2"] = [hang]
     packing = asyncio.create_task(bench.pack())

@@ -20,12 +20,17 @@ from bdn.mirror.access.issuer_keys import IssuerKeys
 from bdn.mirror.access.service_accounts import ServiceAccounts
 from bdn.wire.access_schema import Role
 from tests.doubles.faults import answer, hang
-from tests.doubles.kubernetes import Issuer, write_clusters
+from tests.doubles.kubernetes import POD_UID, Issuer, write_clusters
 from tests.fakes.clock import Clock
 from tests.support.network.authority import new_authority
 
 MAPPED: Final = (
     '[namespaces.research]\norganisation = "acme"\nteam = "vision"\n[namespaces.lab]\norganisation = "acme"\n'
+)
+JOBS: Final = (
+    '[jobs]\nimage = "bdn"\nurl = "http://mirror:8460"\n'
+    '[namespaces.training]\norganisation = "acme"\njobs = true\n'
+    '[namespaces.tuning]\norganisation = "acme"\nteam = "vision"\njobs = true\n'
 )
 HOUR: Final = 3600
 
@@ -60,7 +65,19 @@ async def refusal(accounts: ServiceAccounts, token: str) -> str:
 async def test_caller__pod__acts_for_organisation_and_team_of_its_namespace(
     accounts: ServiceAccounts, issuer: Issuer, namespace: str, organisation: str, team: str
 ) -> None:
-    assert await accounts.caller(issuer.token(namespace)) == Caller(organisation, Role.POD, team=team)
+    assert await accounts.caller(issuer.token(namespace)) == Caller(
+        organisation, Role.POD, cluster="gpu", team=team, pod=POD_UID
+    )
+
+
+@pytest.mark.parametrize(("namespace", "team"), [("training", None), ("tuning", "vision"), ("lab", "gpu.lab")])
+async def test_caller__pod_of_jobs__acts_for_the_whole_organisation_unless_a_team_is_listed(
+    issuer: Issuer, tmp_path: Path, namespace: str, team: str | None
+) -> None:
+    lines = issuer.cluster() + MAPPED + JOBS
+    accounts = ServiceAccounts(load_clusters(write_clusters(tmp_path / "k.toml", gpu=lines)))
+    caller = await accounts.caller(issuer.token(namespace))
+    assert caller == Caller("acme", Role.POD, cluster="gpu", team=team, pod=POD_UID)
 
 
 async def test_caller__agents_service_account__is_an_agent_of_its_cluster_alone(
@@ -87,8 +104,34 @@ async def test_caller__two_clusters_of_one_issuer__each_has_its_own_keys(tmp_pat
         other.publishes = ["other-0"]
         clusters = {"one": one.cluster(organisation="acme"), "other": other.cluster(organisation="rival")}
         both = ServiceAccounts(load_clusters(write_clusters(tmp_path / "k.toml", **clusters)))
-        assert await both.caller(one.token("lab")) == Caller("acme", Role.POD, team="one.lab")
-        assert await both.caller(other.token("lab")) == Caller("rival", Role.POD, team="other.lab")
+        assert await both.caller(one.token("lab")) == Caller("acme", Role.POD, "one", "one.lab", POD_UID)
+        assert await both.caller(other.token("lab")) == Caller("rival", Role.POD, "other", "other.lab", POD_UID)
+
+
+@pytest.fixture
+def alike(tmp_path: Path) -> Iterator[tuple[Issuer, Issuer, Clock, ServiceAccounts]]:
+    """Two clusters that were set up alike: one issuer, with different keys. The second one lists its namespaces."""
+    with Issuer() as one, Issuer() as other:
+        other.keys, other.publishes = {"other-0": other.keys["key-0"]}, ["other-0"]
+        clusters = {"one": one.cluster(organisation="acme"), "other": other.cluster() + MAPPED}
+        clock = Clock()
+        yield one, other, clock, ServiceAccounts(load_clusters(write_clusters(tmp_path / "k.toml", **clusters)), clock)
+
+
+async def test_caller__of_a_cluster__is_accepted_while_another_one_of_its_issuer_does_not_answer(
+    alike: tuple[Issuer, Issuer, Clock, ServiceAccounts],
+) -> None:
+    silent, other, clock, accounts = alike
+    silent.fail(answer(500))
+    assert await accounts.caller(other.token("lab")) == Caller("acme", Role.POD, "other", "other.lab", POD_UID)
+    with pytest.raises(StoreUnavailableError, match="'one'"):  # its key may be of this one
+        await accounts.caller(silent.token("lab"))
+    clock.advance(60)
+    reads = silent.reads
+    assert await accounts.caller(other.token("lab")) is not None
+    assert "'lost' of cluster 'other' belongs to no organisation" in await refusal(accounts, other.token("lost"))
+    assert "expired" in await refusal(accounts, other.token("lab", exp=NOW - HOUR))
+    assert silent.reads == reads + 1, "only the token that is refused may be of the other one"
 
 
 async def test_caller__elliptic_key__is_accepted(accounts: ServiceAccounts, issuer: Issuer) -> None:

@@ -19,7 +19,6 @@ from tests.support.content.shelves import Inbox, Shelf, connect, read_answer, re
 
 PUSH = f"mir_{'0a' * 12}"
 SMALL, CONTENT, LARGE = b"twelve bytes", os.urandom(200_000), noise(CHUNK_SIZE)
-HASTY = Timeouts(obtaining_seconds=1.0)
 
 
 def head(first: str, organisation: str, *headers: str) -> bytes:
@@ -142,7 +141,7 @@ def test_server__refuses_a_connection_that_sends_nothing_but_empty_lines(shelf: 
 
 
 def test_sender_without_body__holds_no_buffer(shelf: Shelf, inbox: Inbox) -> None:
-    with serving(shelf, received=inbox, buffers=1, timeouts=HASTY) as server, ExitStack() as stack:
+    with serving(shelf, received=inbox, buffers=1) as server, ExitStack() as stack:
         for expecting in ([], ["Expect: 100-continue"]) * 3:
             silent = stack.enter_context(connect(server))
             silent.sendall(put_head("a", LARGE, *expecting))
@@ -151,7 +150,7 @@ def test_sender_without_body__holds_no_buffer(shelf: Shelf, inbox: Inbox) -> Non
 
 
 def test_slow_senders_of_one_organisation__leave_buffers_for_others(shelf: Shelf, inbox: Inbox) -> None:
-    with serving(shelf, received=inbox, buffers=4, timeouts=HASTY) as server, ExitStack() as stack:
+    with serving(shelf, received=inbox, buffers=4) as server, ExitStack() as stack:
         slow = [stack.enter_context(connect(server)) for _ in range(24)]
         for connection in slow:
             connection.sendall(put_head("a", LARGE) + LARGE[:1])

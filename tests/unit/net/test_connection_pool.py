@@ -71,7 +71,7 @@ def test_a_connection_is_not_used_again_when_the_server_says_that_it_closes(read
     closing_answer = partial(CONTENT[:10], 0, SIZE, "Connection: close")
     with RawServer(waiting_after(closing_answer), answering(GOOD)) as server:
         assert read(reader, server) == CONTENT[:10]
-        assert server.closed[0].wait(10), "the socket of the answer is closed"
+        assert server.closed[0].wait(60), "the socket of the answer is closed"
         assert read(reader, server) == CONTENT[:10]
 
 
@@ -80,7 +80,7 @@ def test_the_socket_of_a_refusal_is_closed_even_while_its_error_is_kept(reader: 
     with RawServer(waiting_after(refusal)) as server:
         with pytest.raises(UpstreamUnavailableError) as raised:
             read(reader, server)
-        assert server.closed[0].wait(10), f"the server still waits while {raised.value} is kept"
+        assert server.closed[0].wait(60), f"the server still waits while {raised.value} is kept"
 
 
 def test_a_new_connection_that_breaks_is_not_replaced(reader: RangedReader) -> None:
@@ -94,7 +94,7 @@ def test_an_idle_connection_that_the_server_closed_is_replaced_once_without_a_wo
     with RawServer(answering(GOOD), answering(GOOD), answering(b""), answering(GOOD)) as server:
         for closed in range(2):
             assert read(reader, server) == CONTENT[:10]
-            server.closed[closed].wait(10)
+            server.closed[closed].wait(60)
         with pytest.raises(UpstreamUnavailableError):
             read(reader, server)
         assert server.connections == 3
@@ -124,7 +124,7 @@ def test_closing_closes_the_idle_connections(reader: RangedReader, pool: Connect
         read(reader, server)
         assert not server.closed[0].is_set()
         pool.close()
-        assert server.closed[0].wait(10)
+        assert server.closed[0].wait(60)
 
 
 def test_closing_breaks_a_read_that_is_under_way(reader: RangedReader, pool: ConnectionPool) -> None:
@@ -139,10 +139,10 @@ def test_closing_breaks_a_read_that_is_under_way(reader: RangedReader, pool: Con
 
     with RawServer(stall) as server, ThreadPoolExecutor(1) as threads:
         reading = threads.submit(read, reader, server)
-        assert asked.wait(10)
+        assert asked.wait(60)
         pool.close()
         with pytest.raises(UpstreamUnavailableError):
-            reading.result(5)
+            reading.result(60)
 
 
 def test_after_closing_no_connection_is_opened_or_kept(pool: ConnectionPool) -> None:
@@ -155,7 +155,7 @@ def test_after_closing_no_connection_is_opened_or_kept(pool: ConnectionPool) -> 
         for url in (server.url, other.url):
             with pytest.raises(ConnectionAbortedError, match="shutting down"), pool.get(url, {}):
                 pass
-        assert connection.wait(10)
+        assert connection.wait(60)
         assert (server.connections, other.connections) == (1, 0)
 
 
@@ -183,7 +183,7 @@ def test_idle_connections_of_all_origins_together_have_a_limit() -> None:
         for server in (first, second, first, third):
             with pool.get(server.url, {}) as response:
                 assert response.has_ended()
-        assert second.closed[0].wait(10)
+        assert second.closed[0].wait(60)
         assert not first.closed[0].is_set()
         assert not third.closed[0].is_set()
         assert first.connections == 1

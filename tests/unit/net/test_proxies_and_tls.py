@@ -86,7 +86,7 @@ def test_an_idle_tls_connection_that_the_server_closed_is_replaced(reader: Range
     play = over_tls(authority.server, answering(GOOD))
     with RawServer(play, play) as server:
         read_range(reader, Location(local_url(server)), 0, 10)
-        server.closed[0].wait(10)
+        server.closed[0].wait(60)
         assert read_range(reader, Location(local_url(server)), 0, 10) == CONTENT[:10]
 
 
@@ -100,7 +100,7 @@ def test_a_body_that_is_broken_off_by_closing_never_turns_into_ciphertext(author
         pool.get(local_url(server), {}) as response,
     ):
         received = response.read(10)
-        assert server.closed[0].wait(10)  # everything is on its way
+        assert server.closed[0].wait(60)  # everything is on its way
         pool.close()
         with suppress(*NETWORK_ERRORS):
             while piece := response.read(1000):

@@ -11,7 +11,7 @@ async def test_a_canceled_caller_waits_for_its_thread() -> None:
 
     def work() -> None:
         began.set()
-        gate.wait(10)
+        gate.wait(60)
         ended.set()
 
     task = asyncio.create_task(in_thread(work))

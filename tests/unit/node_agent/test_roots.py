@@ -116,13 +116,13 @@ def silent() -> Iterator[str]:
 
 async def test_root__is_a_peers_while_the_mirror_says_nothing(tmp_path: Path, peer: AgentMirror, silent: str) -> None:
     manifest = peer.publish(FILES)
-    async with asyncio.timeout(20), MirrorClient(silent) as client:
+    async with asyncio.timeout(60), MirrorClient(silent) as client:
         catalogue = catalogue_at(tmp_path, client, IMPATIENT, plane_of(peer))
         assert (await catalogue.root(manifest.digest, peer.grant(manifest))).digest == manifest.digest
 
 
 async def test_root__names_the_mirror_that_says_nothing_where_no_peer_has_it(tmp_path: Path, silent: str) -> None:
-    async with asyncio.timeout(20), MirrorClient(silent) as client:
+    async with asyncio.timeout(60), MirrorClient(silent) as client:
         catalogue = catalogue_at(tmp_path, client, RetryPolicy(outage_seconds=0, attempts=1))
         with pytest.raises(BdnError, match=silent) as caught:
             await catalogue.root(named("any"), "grant")

@@ -51,7 +51,7 @@ class Mirrors(MirrorClient):
         self.made.append(made)
         return made
 
-    async def mirror(self, mirror_id: str, wait_seconds: float = 0) -> Mirror:
+    async def mirror(self, mirror_id: str, wait_seconds: float = 0, mount: str | None = None) -> Mirror:
         return next(one for one in self.made if one.id == mirror_id)
 
     async def mirrors(

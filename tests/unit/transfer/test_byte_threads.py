@@ -181,7 +181,7 @@ async def test_whatever_step_it_is_canceled_at_the_slot_and_the_buffer_are_free_
             await task
         if first is not None:
             await first
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await threads.run(7, len) == 7
         assert threads.buffers <= 1
 
@@ -200,7 +200,7 @@ async def test_a_slot_that_was_handed_over_to_somebody_who_is_canceled_before_he
         following = asyncio.create_task(threads.run(3, len))
         await asyncio.sleep(0)
         gate.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await following == 3
             await first
         assert canceled.cancelled()
@@ -280,7 +280,7 @@ def test_never_more_buffers_are_out_than_there_are() -> None:
                 out.add(address_of(buffer))
                 most.append(len(out))
             if first:
-                together.wait(10)  # all three at once
+                together.wait(60)  # all three at once
             with lock:
                 out.remove(address_of(buffer))
 
@@ -355,7 +355,7 @@ def test_who_withdraws_after_the_look_loses_no_slot() -> None:
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(made.take, second)
         try:
-            assert following.result(5)
+            assert following.result(60)
         finally:
             made.withdraw(second)
 

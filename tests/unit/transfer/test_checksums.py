@@ -258,7 +258,7 @@ def test_who_waits_in_vain_is_let_go_when_the_file_is_given_up() -> None:
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(offer, checksum, index, 60) for index in (3, 5)]
         assert checksum.hand_over()[0] == 0
-        assert [future.result(10) for future in waiting] == [False, False]
+        assert [future.result(60) for future in waiting] == [False, False]
     assert not offer(checksum, 0), "the rest is somebody else's now"
 
 
@@ -271,7 +271,7 @@ class _Slow:
 
     def update(self, content: bytes) -> None:
         self.began.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         self.inner.update(content)
 
     def hexdigest(self) -> str:
@@ -285,17 +285,17 @@ def while_the_first_chunk_is_hashed() -> Iterator[tuple[OrderedChecksum, ThreadP
     running._hasher = hasher = _Slow(running._hasher)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(offer, checksum, 0)
-        assert hasher.began.wait(10)
+        assert hasher.began.wait(60)
         yield checksum, threads
         hasher.go_on.set()
-        assert first.result(10)
+        assert first.result(60)
 
 
 def test_while_one_chunk_is_hashed_others_may_come_and_go() -> None:
     with while_the_first_chunk_is_hashed() as (checksum, threads):
         assert not offer(checksum, 1), "it is not its turn yet, and nobody holds a lock meanwhile"
         second = threads.submit(offer, checksum, 1, 60)
-    assert second.result(10)
+    assert second.result(60)
     assert finish(checksum) == 6
 
 
@@ -303,7 +303,7 @@ def test_two_threads_with_the_same_chunk_hash_it_once() -> None:
     with while_the_first_chunk_is_hashed() as (checksum, threads):
         second = threads.submit(offer, checksum, 0)
         assert not second.done()
-    assert second.result(10)
+    assert second.result(60)
     assert finish(checksum) == 7
 
 
@@ -311,4 +311,4 @@ def test_handing_over_waits_for_the_chunk_that_is_being_hashed() -> None:
     with while_the_first_chunk_is_hashed() as (checksum, threads):
         finishing = threads.submit(finish, checksum)
         assert not finishing.done()
-    assert finishing.result(10) == 7
+    assert finishing.result(60) == 7

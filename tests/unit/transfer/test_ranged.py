@@ -167,10 +167,12 @@ def test_an_upstream_that_does_not_listen_is_an_error_that_may_pass(reader: Rang
 
 @pytest.mark.parametrize("begun", [b"", b"HTTP/1.1 206 Partial Content\r\nContent-"])
 def test_an_upstream_that_does_not_answer_times_out_as_an_error_that_may_pass(begun: bytes) -> None:
-    with closing(ConnectionPool(timeout_seconds=0.05)) as pool, RawServer(waiting_after(begun)) as server:
-        with pytest.raises(UpstreamUnavailableError, match="timed out"):
-            read_range(RangedReader(pool), Location(server.url), 0, 10)
-        assert server.connections == 1
+    with (
+        closing(ConnectionPool(timeout_seconds=0.05)) as pool,
+        RawServer(waiting_after(begun)) as server,
+        pytest.raises(UpstreamUnavailableError, match="timed out"),
+    ):
+        read_range(RangedReader(pool), Location(server.url), 0, 10)
 
 
 REFUSALS = [

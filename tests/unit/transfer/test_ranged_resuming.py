@@ -24,6 +24,7 @@ from bdn.net.http1.pool import ConnectionPool
 from bdn.transfer.ranged import LocationRefusedError, RangedReader, RangeRequest
 from tests.doubles import faults
 from tests.doubles.http_origin import Answer
+from tests.fakes.clock import Clock
 from tests.support.network.hypothesis import BRIEFLY
 from tests.support.network.raw_server import Play, RawServer, answering, message, partial, read_head, resetting_after
 from tests.support.network.upstream import CONTENT, SIZE, SOURCE, read_range, upstream
@@ -308,6 +309,6 @@ def test_a_transfer_that_nobody_wants_any_more_ends_in_the_middle_of_a_body() ->
     with closing(ConnectionPool(timeout_seconds=5)) as pool, RawServer(trickling) as server:
         request = RangeRequest(SOURCE, "file", ByteRange(0, 1000), SIZE)
         with pytest.raises(CanceledError):
-            RangedReader(pool, stall=patient).read_into(
+            RangedReader(pool, stall=patient, clock=Clock()).read_into(
                 Location(server.url), request, memoryview(bytearray(1000)), goes_on
             )
