@@ -183,6 +183,10 @@ class Cluster:
         except httpx2.TransportError:
             return False
 
+    async def is_whole(self) -> bool:
+        """Whether each agent knows all others: then each chunk has one owner."""
+        return [await node.owners() for node in self.nodes] == [len(self.nodes)] * len(self.nodes)
+
     async def served_bytes(self) -> int:
         """What the mirror has sent to agents so far."""
         async with httpx2.AsyncClient(trust_env=False) as client:
@@ -222,3 +226,4 @@ async def install(cluster: Cluster) -> None:
     await cluster.agents_ready()
     await cluster.kubectl("-n", "bdn", "rollout", "status", "deployment/mirror")
     await until(cluster.serves)
+    await until(cluster.is_whole)
