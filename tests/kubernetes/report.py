@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tests.kubernetes.images import why_no_base
 from tests.support.agent.mounts import may_mount
+from tests.support.services.training import CLIENTS
 
 ROOT: Final = Path(__file__).parents[2]
 GIVEN: Final = os.environ.get("BDN_KUBERNETES_BIN")
@@ -28,6 +29,13 @@ def why_no_cluster() -> str:
     if sys.base_prefix == "/usr":
         return "Python is the system's, and is not in the cluster's root"
     return why_no_base(_beside("base"))
+
+
+def why_no_training() -> str:
+    """What users of truss lack there, or an empty text."""
+    if not CLIENTS.exists():
+        return "truss is not installed: make kubernetes installs it"
+    return "" if (_beside("root") / "usr/bin/git").exists() else "truss needs git in the cluster's root"
 
 
 def run_cluster() -> Report:

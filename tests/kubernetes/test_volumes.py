@@ -11,10 +11,9 @@ import pytest
 
 from tests.doubles.content import Content, sha256_of
 from tests.kubernetes.journeys import CROWDS, JOURNEYS, MODEL, READERS, SLOW
-from tests.kubernetes.report import Report, run_cluster, why_no_cluster
-from tests.kubernetes.training import WHY_NOT as WHY_NO_TRAINING
+from tests.kubernetes.report import Report, run_cluster, why_no_cluster, why_no_training
 
-WHY_NOT = why_no_cluster()
+WHY_NOT, WHY_NO_TRAINING = why_no_cluster(), why_no_training()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
