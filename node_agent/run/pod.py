@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, Field
 
-from bdn.core.errors import BdnError, NotFoundError, single_error
+from bdn.core.errors import BdnError, CallerError, NotFoundError, UnauthenticatedError, single_error
 from bdn.core.pace.retry import RetryPolicy
 from bdn.core.source.uri import CheckpointUri
 from bdn.core.training.environment import WORKSPACE
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 DIRECTORY: Final = "/rank"
 WANT: Final = "/podinfo/want"
 _LOOK_SECONDS: Final = 0.1
+_KEYS_SECONDS: Final = 120.0  # the mirror reads the keys of a cluster once a minute
 _GO: Final = "go"
 _POLICY: Final = RetryPolicy(inf, longest_seconds=5.0)  # the pod's Job bounds it
 _Answer = TypeVar("_Answer")
@@ -87,10 +89,12 @@ class PodRecord(BaseModel):
         return CheckpointUri(self.project, self.run, None, self.rank)
 
 
-class NotPlacedError(NotFoundError):
-    """Passes when the mirror has seen all pods of the job on nodes."""
+class NotYetKnownError(CallerError):
+    """Passes when the mirror has seen all pods of the job on nodes, and has the newest keys of the cluster."""
 
     transient = True
+    template = "it does not know this pod yet: {reason}"
+    reason: str
 
 
 # --- before the commands start ---
@@ -102,9 +106,10 @@ async def prepare(settings: PodSettings, root: Path) -> None:
     ``root`` is the file system of the container. Waits for the mirror. SIGTERM ends the process at once. Raises ``BdnError``.
     """
     _on_sigterm(lambda: os._exit(128 + signal.SIGTERM))
+    began = time.monotonic()
     waits = OutageRetry(_told, _POLICY)
     async with settings.client() as mirror:
-        spec = await waits.ask(lambda: _spec(mirror, settings))
+        spec = await waits.ask(lambda: _spec(mirror, settings, began))
     await in_thread(_fill, root, spec)
     logger.info("rank prepared", extra={"run": spec.run, "rank": spec.rank})
 
@@ -114,12 +119,13 @@ def _told(error: BdnError | None) -> None:
         logger.warning("waiting for the mirror: %s", error)
 
 
-async def _spec(mirror: MirrorClient, settings: PodSettings) -> RunSpec:
+async def _spec(mirror: MirrorClient, settings: PodSettings, began: float) -> RunSpec:
     try:
         return await mirror.run_spec(settings.run, settings.rank, node=settings.node, boot_id=settings.pod_uid)
     except BdnError as error:
-        if error.code == NotFoundError.code:
-            raise NotPlacedError(f"rank {settings.rank} of run {settings.run} in this pod") from error
+        is_early = time.monotonic() - began < _KEYS_SECONDS
+        if error.code == NotFoundError.code or (is_early and error.code == UnauthenticatedError.code):
+            raise NotYetKnownError(error.message) from error
         raise
 
 
@@ -217,7 +223,9 @@ class Follower:
                         await self._output.bound(is_end=True)
         except TimeoutError:
             waited = format_duration(self.patience_seconds)
-            reason = f"it took nothing for {waited} after the rank's end, and the rest of its output and checkpoints is lost"
+            reason = (
+                f"it took nothing for {waited} after the rank's end, and the rest of its output and checkpoints is lost"
+            )
             raise ServiceUnreachableError(self.settings.url, reason) from None
         logger.info("rank ended, and everything is sent", extra={"run": self.record.run, "rank": self.record.rank})
 
@@ -273,7 +281,9 @@ class Follower:
             if asyncio.get_running_loop().time() + AGAIN_SECONDS > until:
                 raise
             is_bug = not isinstance(error, BdnError)
-            logger.warning("cannot push checkpoints of %s; retrying in a minute: %s", syncer.job, error, exc_info=is_bug)
+            logger.warning(
+                "cannot push checkpoints of %s; retrying in a minute: %s", syncer.job, error, exc_info=is_bug
+            )
             await happens_within(AGAIN_SECONDS, asyncio.Event() if self._over.is_set() else self._over)
             return False
         return True

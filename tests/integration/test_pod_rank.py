@@ -1,6 +1,7 @@
 """A rank in a pod: prepared, started, followed, and ended in every way that a pod ends. Real processes, and a real mirror for checkpoints."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -58,9 +59,9 @@ async def test_pod__prepared_started_and_ended__commands_find_everything_and_out
         archive=archive,
         environment={**PROJECT, "SECRET": secret},
     )
-    await pod.prepared()
+    await pod.prepared(is_confined=True)
     assert pod.directory.env.stat().st_mode & 0o777 == 0o600
-    async with pod.program("follow") as follow:
+    async with pod.program("follow", is_confined=True) as follow:
         with pod.main() as main:
             await until(lambda: pod.directory.is_ready)
             assert not pod.directory.is_going
@@ -78,14 +79,42 @@ async def test_pod__prepared_started_and_ended__commands_find_everything_and_out
 LISTED = ["alive", "command.000", "command.001", "command.002", "go", "output", "ready", "start.sh"]
 
 
-async def test_prepare__mirror_away_and_then_ignorant_of_the_pod__waits_for_both(
+# As the kubelet stops a container that has just started: before the program handles signals.
+STOPPED_EARLY = """
+import os, signal, sys
+from node_agent.run.__main__ import main
+
+class Stopping:
+    def find_spec(self, name, path, target=None):
+        if name == "node_agent.run.pod_program":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Stopping())
+main()
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("prepare", 143), ("follow", 0)])
+async def test_program__sigterm_before_it_handles_signals__is_not_lost(
+    mirror: RunMirror, pod: RankPod, command: str, code: int
+) -> None:
+    if command == "follow":
+        place(mirror, "true")
+        await pod.prepared()
+    async with pod.program(command, program=(sys.executable, "-c", STOPPED_EARLY)) as process:
+        assert await process.wait() == code
+
+
+async def test_prepare__mirror_away_without_the_newest_keys_and_ignorant_of_the_pod__waits_for_all(
     mirror: RunMirror, pod: RankPod
 ) -> None:
-    mirror.down = True
+    mirror.down = mirror.lacks_keys = True
     async with pod.program("prepare") as process:
         await until(lambda: "waiting for the mirror" in pod.log)
         mirror.down = False
         await until(lambda: mirror.queries)
+        mirror.lacks_keys, asked = False, len(mirror.queries)
+        await until(lambda: len(mirror.queries) > asked + 1)  # the first may have been on its way
         place(mirror, "true")
         assert await process.wait() == 0, pod.log
     assert pod.directory.env.exists()

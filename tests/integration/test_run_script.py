@@ -112,11 +112,15 @@ async def test_rank__killed__is_seen_to_end_and_leaves_no_code(pod: RankPod, lif
     assert (life.look(), pod.directory.exit_code()) == ("ENDED", None)
 
 
-async def test_rank__without_a_fifo_as_of_an_agent__runs_without_it(pod: RankPod, shell: str) -> None:
+@pytest.mark.parametrize("has_fifo", [True, False], ids=["unread", "as of an agent"])
+async def test_rank__without_a_reader_of_its_fifo__does_not_wait_for_one(
+    pod: RankPod, shell: str, has_fifo: bool
+) -> None:
     write(pod, "echo up")
-    pod.directory.alive.unlink()
+    if not has_fifo:
+        pod.directory.alive.unlink()
     pod.directory.go()
     with pod.main(shell=shell) as main:
         assert await main.exit_code() == 0
     assert output(pod) == ["up"]
-    assert not pod.directory.alive.exists()
+    assert pod.directory.alive.exists() == has_fifo

@@ -51,6 +51,7 @@ async def test_a_job_of_two_ranks__waits_for_nodes_starts_together_and_completes
     document = await pods.client.job(job)
     assert document["current_status"] == "TRAINING_JOB_PENDING"
     assert document["bdn"]["waiting_for"] == "waits for nodes: 0/1 nodes are available"
+    assert document["bdn"]["ranks"] == []
     assert refusal(await pods.spec(job, node="n1")) == (404, "NOT_FOUND")  # before all pods are on nodes
 
     pods.api.nodes = ["n1", "n2"]
@@ -167,6 +168,21 @@ async def bytes_of(pods: PodJobs, job: str) -> tuple[int, int | None]:
     return rank["bytes_done"], rank["bytes_total"]
 
 
+async def test_a_job_that_was_deleted_while_it_waited__is_created_again(pods: PodJobs) -> None:
+    pods.api.nodes = []
+    job = await pods.placed(spec())
+    before = pods.api.job(job)
+    assert before is not None
+    pods.api.objects["jobs"].clear()
+    pods.api.objects["pods"].clear()
+    pods.api.nodes = ["n1"]
+    await pods.looked(3)
+    after = pods.api.job(job)
+    assert after is not None
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert await pods.client.status(job) == "DEPLOYING"
+
+
 # --- what fails, and how it is reported ---
 
 
@@ -216,8 +232,10 @@ async def test_an_image_that_cannot_be_pulled__fails_the_deployment_with_the_mes
     assert pod is not None
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image python:none"}}
     pods.api.change(pod["metadata"]["uid"], lambda one: set_state(one, "main", waiting))
-    await pods.looked(2)
-    pods.api.remove(pod["metadata"]["uid"])
+    await pods.looked()
+    deleted = pods.api.job(job)
+    assert deleted is not None
+    assert "deletionTimestamp" in deleted["metadata"]  # at once: no later turn looks at the job
     status, reason = await over(pods, job)
     assert status == "DEPLOY_FAILED"
     assert reason is not None

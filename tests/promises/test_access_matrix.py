@@ -19,7 +19,7 @@ from tests.doubles.hub import Hub
 from tests.support.crash.rot import rot
 from tests.support.mirror.access_world import CLUSTER, STATUS, UNKNOWN, World, access_world, shape
 from tests.support.mirror.fake_agent import FakeAgent
-from tests.support.mirror.service import LONGEST_SECONDS, Json, source, statements_of
+from tests.support.mirror.service import LONGEST_SECONDS, Json, source, statements_of, with_secret
 from tests.support.promises.tally import Tally, at_scale
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
@@ -420,6 +420,22 @@ async def test_every_route_of_the_page_is_closed_without_a_session_of_its_role(w
                 tally.add(scenarios=1)
 
 
+async def test_grant_of_one_mount__of_a_mirror_with_several__reads_its_manifest_alone(
+    world: World, tally: Tally
+) -> None:
+    names = ("shared", "a-private")
+    weights = [source(f"hf://org/{name}", f"/{name}", **with_secret("hub-token")) for name in names]
+    mirror = (await world.done("a", {"weights": weights}))["id"]
+    for bearer in ("controller a", "operator for a"):
+        for name in names:
+            document = (await world.ask(bearer, "GET", f"/mirror/{mirror}", params={"mount": f"/{name}"})).json()
+            world.bearers["of one mount"] = {"Authorization": f"Bearer {document['grant']}"}
+            for other in names:
+                answer = await world.ask("of one mount", "GET", f"/manifests/{world.manifests[other]}")
+                check(answer, "OK" if other == name else "NOT_FOUND", world.manifests[other])
+                tally.add(scenarios=1, refused=other != name)
+
+
 async def test_a_commit_is_listed_for_its_mirrors_organisation_and_for_its_grants(world: World, tally: Tally) -> None:
     """A grant lists what it names; of another commit it says what it says of none."""
     commit = f"hf://org/a-private@{world.mirrors['a', 'a-private']['sources'][0]['resolved_revision']}"
@@ -524,6 +540,7 @@ async def test_what_another_organisation_has_is_answered_like_nothing(world: Wor
     cases: list[tuple[str, str, Json | None, str, str]] = [
         ("GET", "/mirror/{}", None, ids["mirror"], nothing["mirror"]),
         ("GET", "/mirror/{}?wait=5", None, ids["mirror"], nothing["mirror"]),
+        ("GET", "/mirror/{}?mount=/models/m", None, ids["mirror"], nothing["mirror"]),
         ("GET", "/mirror/{}/events", None, ids["mirror"], nothing["mirror"]),
         ("POST", "/mirror/{}/cancel", None, ids["mirror"], nothing["mirror"]),
         ("POST", "/pushes/{}/missing", {"chunks": []}, ids["push"], nothing["push"]),
@@ -588,7 +605,8 @@ async def test_a_pod_finds_the_mirrors_of_its_namespace_and_no_others(world: Wor
     for pod, own in made.items():
         ended = await world.ask(pod, "GET", f"/mirror/{own}", params={"wait": LONGEST_SECONDS})
         assert (ended.json()["status"], bool(ended.json()["grant"])) == ("READY", True), ended.text
-        for method, path in (("GET", "/mirror/{}"), ("GET", "/mirror/{}?wait=5"), ("POST", "/mirror/{}/cancel")):
+        reads = [("GET", f"/mirror/{{}}{query}") for query in ("", "?wait=5", "?mount=/models/m")]
+        for method, path in (*reads, ("POST", "/mirror/{}/cancel")):
             costs, answers = [], []
             for name in (nothing, *others, *(id_ for id_ in made.values() if id_ != own)):
                 with statements_of(world.mirror) as statements:

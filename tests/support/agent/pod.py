@@ -21,6 +21,7 @@ from tests.support.waiting import until
 CHECKPOINTS: Final = "/mnt/ckpts"
 SHELLS: Final[dict[str, tuple[str, ...]]] = {"dash": (), "bash": ("--posix",), "busybox": ("sh",)}
 _PROGRAM: Final = (sys.executable, "-m", "node_agent.run")
+_CONFINED: Final = ("--unshare-pid", "--as-pid-1", "--die-with-parent", "--cap-drop", "ALL", "--ro-bind", "/", "/")
 # Of the half minute after which a rank is ended by force, each tenth of a second takes a hundredth.
 _QUICK_SLEEP: Final = '#!/bin/sh\n[ "$1" != 0.1 ] || exec /usr/bin/sleep 0.01\nexec /usr/bin/sleep "$@"\n'
 
@@ -86,11 +87,18 @@ class RankPod:
         new.rename(self.root / "podinfo/want")
 
     @asynccontextmanager
-    async def program(self, command: str) -> AsyncIterator[Process]:
-        """``prepare`` or ``follow``; killed at the end if it is still there."""
+    async def program(
+        self, command: str, *, is_confined: bool = False, program: tuple[str, ...] = _PROGRAM
+    ) -> AsyncIterator[Process]:
+        """``prepare`` or ``follow``; killed at the end if it is still there.
+
+        ``is_confined``: as process 1 of a container that may write its volumes alone, and has no capabilities.
+        """
         own = {"BDN_URL": self.url, "BDN_RUN": self.run, "BDN_NODE": "node-1", "BDN_POD_UID": "uid-1"}
+        volumes = ("--bind", str(self.root), str(self.root), "--proc", "/proc", "--dev", "/dev")
+        container = ("bwrap", *_CONFINED, *volumes) if is_confined else ()
         with (self.root / "bdn.log").open("ab") as log:
-            arguments = (*_PROGRAM, command, "--root", str(self.root))
+            arguments = (*container, *program, command, "--root", str(self.root))
             process = await start(arguments, os.environ | own | self.given, log.fileno(), log.fileno())
         try:
             yield process
@@ -99,8 +107,8 @@ class RankPod:
                 process.kill()
                 await process.wait()
 
-    async def prepared(self) -> None:
-        async with self.program("prepare") as process:
+    async def prepared(self, *, is_confined: bool = False) -> None:
+        async with self.program("prepare", is_confined=is_confined) as process:
             assert await process.wait() == 0, self.log
 
     @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from bdn.core.errors import NotFoundError
+from bdn.core.errors import NotFoundError, UnauthenticatedError
 from bdn.core.layout import Manifest
 from bdn.core.training.states import RankState, Want, can_follow
 from bdn.disk.binding import mounts_below
@@ -65,6 +65,7 @@ class RunMirror(AgentMirror):
     specs: dict[tuple[str, int], RunSpec] = field(default_factory=dict)
     batches: defaultdict[str, dict[int, list[tuple[int, str]]]] = field(default_factory=lambda: defaultdict(dict))
     queries: list[str] = field(default_factory=list)  # of ``GET /runs``
+    lacks_keys: bool = False  # it refuses the tokens of pods for now
     loses_answers: bool = False  # it stores output, and the agent does not learn of it
     behind: str | None = None  # the URL of a real mirror, which answers all that is not about runs
 
@@ -155,6 +156,8 @@ class RunMirror(AgentMirror):
         run, rank = found[1], int(found[2])
         if found[3] is None:
             self.queries.append(found[4])
+            if self.lacks_keys:
+                return Answer(401, content=json.dumps(document_of(UnauthenticatedError("an unknown key"))).encode())
         if (spec := self.specs.get((run, rank))) is None:
             return Answer(404, content=json.dumps(document_of(NotFoundError(f"run {run}"))).encode())
         if found[3] is None:

@@ -133,6 +133,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     ("evict --lru 0", "error: --lru: Input should be greater than 0\n"),
     ("evict", "exactly one"),
     ("evict --all --job train-7", "exactly one"),
+    ("evict --all --plan evi_1", "add force"),
     ("prefetch hf://org/model", "name the target"),
     ("verify", ""),
     ("verify hf://org/model --all", ""),

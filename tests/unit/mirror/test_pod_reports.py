@@ -96,6 +96,7 @@ def test_report__of_a_pod_whose_commands_have_ended(one: Pod, state: str, code: 
     (pod(prepare=ended(1, "Traceback"), phase="Failed"), "INTERNAL", "it could not be prepared: Traceback"),
     (pod(prepare=ended(137, reason="OOMKilled"), phase="Failed"), "INTERNAL", "it could not be prepared: exit code 137, OOMKilled"),
     (pod(ended(128, "no such file: sh", reason="StartError"), ended(), phase="Failed"), "INVALID_REQUEST", "its image could not be started: no such file: sh"),
+    (pod(RUNNING, ended(137, reason="OOMKilled")), "INTERNAL", "the container bdn ended before the commands: exit code 137, OOMKilled"),
     (pod(ended(), ended(5, "no answer for an hour [STORE_UNAVAILABLE]"), phase="Failed"), "CHECKPOINT_SYNC_FAILED", "its output and checkpoints were not all sent: no answer for an hour"),
     (pod(phase="Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds"), "SCRATCH_FULL", "Kubernetes evicted its pod: Pod ephemeral local storage usage exceeds"),
     (pod(ended(137), ended(), phase="Failed", reason="Evicted", message='Usage of EmptyDir volume "checkpoints" exceeds the limit'), "SCRATCH_FULL", "Kubernetes evicted its pod: Usage of EmptyDir"),
