@@ -247,16 +247,21 @@ async def travel(cluster: Cluster) -> Json:
         report[journey.__name__]["ended"] = time.monotonic() - began
         (cluster.folder / "report.json").write_text(json.dumps(report, indent=1))
 
-    async def those_of_a_node() -> None:
-        await one(crowd)
-        await one(rebooted)
+    async def together(*journeys: Journey) -> None:
+        async with asyncio.TaskGroup() as group:
+            for journey in journeys:
+                group.create_task(one(journey))
+
+    async def alone() -> None:
+        await together(claim, refused, foreign, trained)
+        for journey in (crowd, rebooted):
+            await one(journey)
 
     async def fast() -> None:
         await one(shared)
         async with asyncio.TaskGroup() as group:
-            for journey in (claim, refused, foreign, deleted, trained):
-                group.create_task(one(journey))
-            group.create_task(those_of_a_node())
+            group.create_task(one(deleted))  # waits for a call of the kubelet, as slow does
+            group.create_task(alone())
 
     cluster.hub.repo("org/model").commit(MODEL)
     async with asyncio.TaskGroup() as group:

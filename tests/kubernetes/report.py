@@ -51,7 +51,7 @@ def run_cluster() -> Report:
         ended = subprocess.run(
             [*rig, *command], cwd="/", env=given, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=False
         )
-        assert (folder / "report.json").exists(), ended.stdout + ended.stderr
+        assert ended.returncode == 0, ended.stdout + ended.stderr
         return dict(json.loads((folder / "report.json").read_text()))
     finally:
         shutil.rmtree(folder)
