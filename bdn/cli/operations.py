@@ -75,6 +75,7 @@ def _where(item: EvictedItem | DamagedItem) -> str:
 @click.option("--node", metavar="NAME", help="Only this node.")
 @click.option("--dry-run", is_flag=True, help="Print what would be evicted; change nothing.")
 @click.option("--force", is_flag=True, help="Evict manifests in use, too. Their jobs lose the files.")
+@click.option("--plan", metavar="ID", help="With --force: refuse what jobs use that this --dry-run did not name.")
 @click.option("--purge", is_flag=True, help="The mirror frees its disk now; evictions cannot be restored.")
 @command_line
 async def evict(output: Output, *, what: str | None, **options: object) -> int:
@@ -86,6 +87,7 @@ async def evict(output: Output, *, what: str | None, **options: object) -> int:
 
     \b
     Example: bdn-admin evict hf://org/model --dry-run
+    Example: bdn-admin evict hf://org/model --force --plan evi_0123456789abcdef01234567
     Example: bdn-admin evict --lru 500GB --node gpu-17
     """
     selected = {} if what is None else {_kind(what): what}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
@@ -37,7 +37,8 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
 
     ``lru_bytes`` frees that much on each selected tier, and spares the mirror unless ``tier`` names it. ``purge``: what
     the mirror evicts cannot be restored and is collected at once, earlier evictions included. The mirror evicts pushed
-    manifests only by ``manifest`` or by a ``bt://`` source.
+    manifests only by ``manifest`` or by a ``bt://`` source. ``plan`` is the id of a dry run: ``force`` then breaks the
+    leases of the holders that it named, and manifests with others are refused.
     """
 
     selectors = ("source", "manifest", "job", "lru_bytes", "all")
@@ -52,6 +53,7 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
     node: _Name | None = None
     dry_run: StrictBool = False
     force: StrictBool = False
+    plan: _Name | None = None
     purge: StrictBool = False
 
     def check(self) -> None:
@@ -59,6 +61,8 @@ class EvictionRequest(SelectingModel, json_schema_extra={"examples": [{"source":
         super().check()
         if self.purge and self.tier in ("node", "cluster"):
             raise InvalidRequestError("purge is for the mirror's store: leave out the tier, or name the tier mirror")
+        if self.plan is not None and (self.dry_run or not self.force):
+            raise InvalidRequestError("a plan names the holders that force ends: add force, and leave out dry_run")
 
 
 class EvictedItem(BaseModel):
@@ -108,7 +112,7 @@ class EvictCommand(BaseModel):
     """The mirror's command to an agent to evict. The mirror has resolved sources to manifests.
 
     ``tier`` is ``node`` or ``cluster``; null means both, and ``lru_bytes`` is then freed on each. ``asked_by`` names
-    the caller and its organisation for the agent's events.
+    the caller and its organisation for the agent's events. With a ``plan``, ``holders`` are those that it named here.
     """
 
     id: str
@@ -120,9 +124,17 @@ class EvictCommand(BaseModel):
     all: bool = False
     dry_run: bool = False
     force: bool = False
+    plan: str | None = None
+    holders: list[str] = []
     purge: bool = False
     asked_by: str = "an operator"
     organisation: str | None = None
+
+    def in_the_way(self, holders: Iterable[str]) -> list[str]:
+        """The holders whose leases the eviction respects: all without force, with a plan those that it did not name."""
+        if not self.force:
+            return list(holders)
+        return [] if self.plan is None else [one for one in holders if one not in self.holders]
 
 
 class EvictReport(BaseModel):

@@ -168,14 +168,15 @@ class EvictionCommands:
         broken: dict[Digest, tuple[Holder, ...]] = {}
         if command.force:
             forced = await in_steps(cache.index.planning(manifests, size=size, force=True))
-            broken = {victim.manifest: victim.holders for victim in forced.victims}
-            await self._break_leases(forced)
+            victims = [one for one in forced.victims if not command.in_the_way(map(str, one.holders))]
+            broken = {victim.manifest: victim.holders for victim in victims}
+            await self._break_leases(victims)
         account = OnRequest(command, "node", broken)
         # Without force: a stage may have acquired a new lease since the leases were broken; the new lease is respected.
         done = await cache.evict(
             lambda index: index.planning(manifests, size=size), "forced" if command.force else "request", account
         )
-        victims = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
+        gone = [replace(victim, holders=broken.get(victim.manifest, ())) for victim in done.victims]
         seen = {one.manifest for one in done.victims} | {one.manifest for one in done.refused}
         # A manifest that was only begun went with its last holder; the report names it all the same.
         begun = [
@@ -183,7 +184,7 @@ class EvictionCommands:
         ]
         also = [*account.spared(done.refused), *map(account, begun)]
         await in_thread(cache.events.decided, also)
-        return EvictionPlan((*victims, *begun), done.refused)
+        return EvictionPlan((*gone, *begun), tuple(_without_planned(one, command) for one in done.refused))
 
     async def _evict_cluster(self, command: EvictCommand, manifests: list[Digest] | None) -> EvictionPlan:
         """The cluster tier has no leases: a peer that reads a chunk continues, or reads the chunk elsewhere."""
@@ -194,8 +195,8 @@ class EvictionCommands:
         account = OnRequest(command, "cluster", {})
         return EvictionPlan(await in_thread(tier.evict, manifests, command.lru_bytes, reason, account), ())
 
-    async def _break_leases(self, plan: EvictionPlan) -> None:
-        for victim in plan.victims:
+    async def _break_leases(self, victims: Sequence[Victim]) -> None:
+        for victim in victims:
             for holder in victim.holders:
                 logger.warning("forced eviction of manifest %s: releasing %s", victim.manifest, holder)
                 if await self.break_prefetch(holder.stage_id):
@@ -236,6 +237,12 @@ class EvictionCommands:
             refused=isinstance(one, Leased),
             holders=[str(holder) for holder in one.holders],
         )
+
+
+def _without_planned(leased: Leased, command: EvictCommand) -> Leased:
+    """With the holders that are why it was refused; all of them if a planned one came back meanwhile."""
+    new = tuple(holder for holder in leased.holders if command.in_the_way([str(holder)]))
+    return replace(leased, holders=new or leased.holders)
 
 
 # --- Prefetches: fill manifests before a job requests them; they stay as ordinary content ---

@@ -15,6 +15,7 @@ from tests.support.agent.mounts import needs_mounts
 from tests.support.agent.runs import needs_bwrap
 from tests.support.services.commands import wait_until
 from tests.support.services.runner_worlds import NODES, Jobs, OfAgents, OfPods, World
+from tests.support.services.training import CLIENTS, User
 
 pytestmark = [needs_bwrap, needs_mounts]
 PAGE: Final = 1000  # of the hub's listings
@@ -53,6 +54,15 @@ def test_a_job__completes_with_its_weights_and_its_lines_are_in_the_log(jobs: Jo
     jobs.reached(job, "COMPLETED")
     assert jobs.lines(job) == ["what is in the weights", "read-only", "/b10/workspace", 'it\'s "plain" 0 of 1', "last"]
     assert jobs.states(job) == ["ENDED"]
+
+
+@pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it")
+def test_a_job_of_truss__finds_its_folder_as_working_directory(world: World) -> None:
+    user = User(world.cluster, world.cluster.shell("operator"))
+    script = "import os, pathlib; print('from', pathlib.Path(__file__).parent, os.environ['BT_TRAINING_JOB_NAME'])"
+    user.push("llama", "python3 sub/script.py", files={"sub/script.py": script})
+    assert "from /b10/workspace/sub job-" in user.said
+    assert "completed successfully" in user.said
 
 
 def test_a_command_that_fails__fails_the_job_with_rank_node_and_code(jobs: Jobs) -> None:

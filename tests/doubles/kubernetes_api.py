@@ -27,7 +27,7 @@ _PATH: Final = re.compile(
     r"/(?:api/v1|apis/batch/v1)/namespaces/([a-z0-9-]+)/(jobs|pods|services|secrets)(?:/([a-z0-9.-]+))?"
 )
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
-_PAGE: Final = 2  # objects of a page, whatever a client asks for: there are always several
+_PAGE: Final = 1  # objects of a page, whatever a client asks for: there are always several
 
 
 class RefusalError(Exception):

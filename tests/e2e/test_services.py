@@ -100,6 +100,10 @@ def test_a_mirrored_source_is_staged_evicted_and_staged_again(node: Shell, upstr
     assert again["mounts"][0]["bytes_from"]["mirror"] == SIZE - REPEATED
     assert upstream.log.bytes_served(origin="cdn") == len(MODEL["deep/model.safetensors"])  # the upstream was read once
 
+    # by force against jobs that a plan named, which was before this job
+    plan = ("--plan", planned.document["id"])
+    refused = node.run("bdn-admin", "evict", "--all", "--tier", "node", "--force", *plan, "--json")
+    assert (refused.code, refused.document["items"][0]["holders"]) == (3, [f"job train-2 (stage {again['id']})"])
     # by force, in use or not
     forced = node.told("bdn-admin", "evict", "--all", "--force")
     assert {item["tier"] for item in forced["items"]} == {"node", "mirror"}

@@ -84,6 +84,27 @@ def gone(items: list[EvictedItem]) -> dict[str, int]:
     return {item.manifest: item.bytes for item in items if not item.refused}
 
 
+async def test_force_of_a_plan__ends_the_holders_that_it_named_and_refuses_for_others(
+    rig: Rig, mirror: AgentMirror
+) -> None:
+    used, other = published(mirror, 1), published(mirror, 2)
+    wanted = {"manifests": [str(used.digest), str(other.digest)], "force": True}
+    async with rig.agent() as agent:
+        await staged(agent, mirror, other, job="first")
+        early = await staged(agent, mirror, used, job="early")
+        planned = [holder for item in await evict(agent, **wanted, dry_run=True) for holder in item.holders]
+        late = await staged(agent, mirror, used, job="late")
+
+        done = await evict(agent, **wanted, plan="evc_0", holders=planned)
+
+        assert gone(done) == {str(other.digest): MIB}
+        assert [item.holders for item in done if item.refused] == [[f"job late (stage {late.id})"]]
+        leases = agent.cache.index.leases.holders(used.digest)
+        assert {holder.stage_id for holder in leases} == {early.id, late.id}
+        planned.append(f"job late (stage {late.id})")
+        assert gone(await evict(agent, **wanted, plan="evc_0", holders=planned)) == {str(used.digest): MIB}
+
+
 async def test_evictions_select_by_manifest_by_job_by_age_and_everything(rig: Rig, mirror: AgentMirror) -> None:
     one, two, three, four = (published(mirror, seed) for seed in range(4))
     async with rig.agent() as agent:

@@ -75,6 +75,9 @@ REFUSED: list[tuple[str, Json, int]] = [
     ("verifications", {"all": True, "node": "nobody"}, 404),
     ("evictions", {}, 422),
     ("evictions", {"all": True, "job": "j"}, 422),
+    ("evictions", {"all": True, "plan": f"evi_{'0' * 24}"}, 422),
+    ("evictions", {"all": True, "plan": f"evi_{'0' * 24}", "force": True, "dry_run": True}, 422),
+    ("evictions", {"all": True, "plan": f"evi_{'0' * 24}", "force": True}, 404),
     ("evictions", {"manifest": "latest"}, 422),
     ("evictions", {"source": "hf://org/model@v9"}, 404),
     ("evictions", {"all": True, "node": "nobody"}, 404),
@@ -422,6 +425,48 @@ async def test_a_dry_run_tells_the_same_and_changes_nothing(mirror: MirrorUnderT
             assert len(after[0].pop(table)) == len(before[0].pop(table)) + 1
         assert after == before
     assert await evicted(mirror, **requests[-1]) == planned
+
+
+async def test_force_of_a_plan__ends_the_leases_that_it_named_and_refuses_for_others(
+    mirror: MirrorUnderTest, filled: Filled
+) -> None:
+    one, two = FakeAgent(mirror, "n1"), FakeAgent(mirror, "n2")
+
+    def leased(*jobs: str) -> Json:
+        holding = {"manifest": filled["two"], "bytes": MIB, "complete": True, "sources": [], "held_by": list(jobs)}
+        return {"holdings": [holding]}
+
+    def item(agent: FakeAgent, *holders: str) -> Json:
+        place = {"tier": "node", "cluster": "c", "node": agent.state["node"]}
+        return place | {"manifest": filled["two"], "bytes": MIB, "holders": list(holders)}
+
+    await two.beat()
+    await one.beat(**leased("early"))
+    plan = await mirror.ask("evictions", manifest=filled["two"], force=True, dry_run=True)
+    forced = {"manifest": filled["two"], "force": True, "plan": plan["id"]}
+    unended = await mirror.http.post("/evictions", json=forced)
+    await one.carry_out(await one.beat(), item(one, "job early (stage stg_1)"))
+    await two.carry_out(await two.beat())
+    await two.beat(**leased("late"))
+
+    done = await mirror.ask("evictions", **forced)
+    (told,) = (await one.beat(**leased("early")))["pending"]
+    (other,) = (await two.beat(**leased("late")))["pending"]
+    await one.carry_out({"pending": [told]}, item(one, "job early (stage stg_1)"))
+    await two.carry_out({"pending": [other]}, item(two, "job late (stage stg_2)") | {"refused": True})
+
+    assert refusal(unended) == (422, "INVALID_REQUEST")
+    assert (told["evict"]["holders"], other["evict"]["holders"]) == (["job early (stage stg_1)"], [])
+    done = await mirror.get(f"/evictions/{done['id']}", wait=LONGEST_SECONDS)
+    assert (done["status"], [one["holders"] for one in done["items"] if one["tier"] == "mirror"]) == (
+        "REFUSED",
+        [["late on n2"]],
+    )
+    assert filled["two"] in await held(mirror)
+    again = await mirror.ask("evictions", manifest=filled["two"], tier="mirror", force=True, dry_run=True)
+    assert (await mirror.evict(**forced | {"plan": again["id"], "tier": "mirror"}))["status"] == "DONE"
+    assert refusal(await mirror.http.post("/evictions", json=forced | {"plan": done["id"]}))[0] == 422
+    assert refusal(await mirror.http.post("/evictions", json=forced | {"plan": f"evi_{'0' * 24}"}))[0] == 404
 
 
 async def test_what_a_running_mirror_published_stays(mirror: MirrorUnderTest, hub: Hub, filled: Filled) -> None:

@@ -15,7 +15,7 @@ from tests.doubles.kubernetes_api import NAMESPACE, set_state
 from tests.fakes.clock import Clock
 from tests.support.mirror.pod_jobs import CLUSTER, IMAGE, PodJobs, pod_jobs
 from tests.support.mirror.service import LONGEST_SECONDS, Json, refusal, source
-from tests.support.mirror.training_jobs import JobAgent, accelerated, runtime, spec
+from tests.support.mirror.training_jobs import JobAgent, accelerated, gpus, runtime, spec
 
 pytest_plugins = ("tests.support.mirror.fixtures",)
 SECRET: Final = "hunter2-" * 5
@@ -51,6 +51,7 @@ async def test_a_job_of_two_ranks__waits_for_nodes_starts_together_and_completes
     document = await pods.client.job(job)
     assert document["current_status"] == "TRAINING_JOB_PENDING"
     assert document["bdn"]["waiting_for"] == "waits for nodes: 0/1 nodes are available"
+    assert document["bdn"]["ranks"] == []
     assert refusal(await pods.spec(job, node="n1")) == (404, "NOT_FOUND")  # before all pods are on nodes
 
     pods.api.nodes = ["n1", "n2"]
@@ -167,6 +168,21 @@ async def bytes_of(pods: PodJobs, job: str) -> tuple[int, int | None]:
     return rank["bytes_done"], rank["bytes_total"]
 
 
+async def test_a_job_that_was_deleted_while_it_waited__is_created_again(pods: PodJobs) -> None:
+    pods.api.nodes = []
+    job = await pods.placed(spec())
+    before = pods.api.job(job)
+    assert before is not None
+    pods.api.objects["jobs"].clear()
+    pods.api.objects["pods"].clear()
+    pods.api.nodes = ["n1"]
+    await pods.looked(3)
+    after = pods.api.job(job)
+    assert after is not None
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert await pods.client.status(job) == "DEPLOYING"
+
+
 # --- what fails, and how it is reported ---
 
 
@@ -216,8 +232,10 @@ async def test_an_image_that_cannot_be_pulled__fails_the_deployment_with_the_mes
     assert pod is not None
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image python:none"}}
     pods.api.change(pod["metadata"]["uid"], lambda one: set_state(one, "main", waiting))
-    await pods.looked(2)
-    pods.api.remove(pod["metadata"]["uid"])
+    await pods.looked()
+    deleted = pods.api.job(job)
+    assert deleted is not None
+    assert "deletionTimestamp" in deleted["metadata"]  # at once: no later turn looks at the job
     status, reason = await over(pods, job)
     assert status == "DEPLOY_FAILED"
     assert reason is not None
@@ -284,6 +302,17 @@ async def test_agents_of_a_cluster_with_pods__get_no_ranks_and_report_on_none(po
     stray = await agent.report(f"run:{job}:0:go", "RUNNING", running=True)
     assert stray == [f"run:{job}:0:stop"]
     assert (await pods.client.job(job))["bdn"]["ranks"][0]["state"] == "STAGING"
+
+
+async def test_a_gpu_type_that_agents_have__runs_on_agents_whose_node_has_pods_as_well(pods: PodJobs) -> None:
+    """What pods take of a node is not taken of the agent of this name."""
+    agent = JobAgent(pods.mirror, "n1", gpus(8, "B200"))
+    await agent.beat()
+    as_pods = await pods.deployed(spec(compute=accelerated("H100", 8)))
+    on_agent = await pods.placed(spec(compute=accelerated("B200", 8)))
+    assert await agent.told() == [f"run:{on_agent}:0:stage"]
+    found = [(await pods.client.job(job))["bdn"]["ranks"][0]["node"] for job in (as_pods, on_agent)]
+    assert found == ["n1", "n1"]
 
 
 async def test_a_training_cache__is_the_directory_of_agents_on_the_claim_and_pins_the_project(pods: PodJobs) -> None:

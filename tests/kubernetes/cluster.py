@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import shutil
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, Final
 
 import httpx2
 
+from bdn.core.errors import BdnError
 from tests.doubles.hub import Hub
 from tests.kubernetes.api import Api, Json, until
-from tests.kubernetes.images import BUSYBOX
+from tests.kubernetes.images import BDN, BUSYBOX
 from tests.kubernetes.nodes import HERE, Node, json_lines
 
 ROOT: Final = HERE.parents[1]
@@ -128,14 +130,25 @@ class Cluster:
         await until(found)
         return (await found())[0]
 
-    async def gone(self, *names: str, namespace: str = "default") -> None:
+    async def deleted(self, *names: str, namespace: str = "default") -> None:
+        """Delete pods. Returns once nothing of their volumes is left: the kubelet may take a minute more to remove the pods from the API."""
+        uids = [pod["metadata"]["uid"] for pod in await self.api.pods(namespace) if pod["metadata"]["name"] in names]
         for name in names:
             await self.api.delete_pod(name, namespace)
 
         async def condition() -> bool:
-            return not {pod["metadata"]["name"] for pod in await self.api.pods(namespace)} & set(names)
+            try:
+                return not await self.left(*uids)
+            except (AssertionError, LookupError, OSError, BdnError):  # a node is without power, or without an agent
+                return False
 
         await until(condition)
+
+    async def left(self, *uids: str) -> list[str]:
+        """Stages, mounts and directories of the pods of these uids."""
+        found = [each for node in self.nodes for each in node.volumes()]
+        found += [stage.job_id for node in self.nodes for stage in await node.open_stages()]
+        return [each for each in found if any(uid in each for uid in uids)]
 
     async def agent_pods(self) -> dict[str, Json]:
         """The DaemonSet's pods, by node."""
@@ -170,12 +183,29 @@ class Cluster:
         except httpx2.TransportError:
             return False
 
+    async def is_whole(self) -> bool:
+        """Whether each agent knows all others: then each chunk has one owner."""
+        return [await node.owners() for node in self.nodes] == [len(self.nodes)] * len(self.nodes)
+
     async def served_bytes(self) -> int:
         """What the mirror has sent to agents so far."""
         async with httpx2.AsyncClient(trust_env=False) as client:
             page = (await client.get(f"{MIRROR}/metrics")).raise_for_status().text
         line = next(one for one in page.splitlines() if one.startswith("bdn_mirror_served_bytes_total"))
         return int(float(line.split()[1]))
+
+
+def _edited(clusters: str) -> str:
+    """As the page says: the cluster's issuer, the image as nodes have it, and the mirror's address, for want of a name server."""
+    edits = {
+        'issuer = "https://kubernetes.default.svc.cluster.local"': 'issuer = "https://kubernetes.default.svc"',
+        'image = "bdn:0.1.0"': f'image = "{BDN}"',
+        'url = "http://mirror.bdn.svc:8460"': f'url = "{MIRROR}"',
+    }
+    for before, after in edits.items():
+        assert before in clusters, before
+        clusters = clusters.replace(before, after)
+    return clusters
 
 
 async def install(cluster: Cluster) -> None:
@@ -186,14 +216,14 @@ async def install(cluster: Cluster) -> None:
     shutil.copytree(HERE / "overlay", overlay)
     patch = overlay / "mirror.yaml"
     patch.write_text(patch.read_text().replace("HUB", cluster.hub.url))
-    clusters = (deploy / "base/kubernetes.toml").read_text()
-    (overlay / "kubernetes.toml").write_text(
-        clusters.replace("https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc")
-    )
+    clusters = deploy / "components/training-jobs/kubernetes.toml"
+    clusters.write_text(_edited(clusters.read_text()))
     await cluster.kubectl("create", "namespace", "bdn")
-    keys = [f"--from-literal=token={cluster.token}"]
+    secrets_key = b64encode(secrets.token_bytes(32)).decode()
+    keys = [f"--from-literal=token={cluster.token}", f"--from-literal=secrets-key={secrets_key}"]
     await cluster.kubectl("-n", "bdn", "create", "secret", "generic", "bdn-mirror", *keys)
     await cluster.kubectl("apply", "-k", str(overlay))
     await cluster.agents_ready()
     await cluster.kubectl("-n", "bdn", "rollout", "status", "deployment/mirror")
     await until(cluster.serves)
+    await until(cluster.is_whole)

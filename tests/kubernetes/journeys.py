@@ -16,6 +16,7 @@ from tests.doubles.faults import Throttle, throttled
 from tests.kubernetes.api import Json, until
 from tests.kubernetes.cluster import DRIVER, GLANCE, MIRROR, Cluster
 from tests.kubernetes.nodes import listening_ports, status_of
+from tests.kubernetes.training import trained
 
 MODEL_SIZE: Final = 64 * 1024**2
 MODEL: Final[Mapping[str, Content]] = {"config.json": b"{}", "deep/model.safetensors": GeneratedContent(MODEL_SIZE, 1)}
@@ -88,7 +89,7 @@ async def refused(cluster: Cluster) -> Json:
     await cluster.run_inline("no-secret", {**SOURCE, "secretName": "none"}, node=node)
     codes = {"revision": "REVISION_NOT_FOUND", "publish-secret": "INVALID_REQUEST", "no-secret": "SECRET_NOT_FOUND"}
     events = {name: await cluster.refused(name, code) for name, code in codes.items()}
-    await cluster.gone(*codes)
+    await cluster.deleted(*codes)
     return events
 
 
@@ -107,7 +108,7 @@ async def foreign(cluster: Cluster) -> Json:
     await cluster.run_inline("own", {"mirror": str(mirror)}, node=node, namespace="tenant")
     event = await cluster.refused("foreign", "NOT_FOUND")
     own = await cluster.reads("own", "tenant")
-    await cluster.gone("foreign")
+    await cluster.deleted("foreign")
     return {"event": event, "own": own}
 
 
@@ -125,17 +126,12 @@ async def deleted(cluster: Cluster) -> Json:
     await asyncio.to_thread(cluster.hub.log.wait_for, "waiting.safetensors")
     uid = (await cluster.api.pod("waiting"))["metadata"]["uid"]
     began = time.monotonic()
-    await cluster.gone("waiting")
-
-    async def left() -> list[str]:
-        stages = [stage.job_id for stage in await node.open_stages() if uid in stage.job_id]
-        return stages + [each for each in node.volumes() if uid in each]
-
-    async def is_clean() -> bool:
-        return not await left()
-
-    await until(is_clean)
-    return {"seconds": time.monotonic() - began, "calls": await cluster.calls(node, uid), "left": await left()}
+    await cluster.deleted("waiting")
+    return {
+        "seconds": time.monotonic() - began,
+        "calls": await cluster.calls(node, uid),
+        "left": await cluster.left(uid),
+    }
 
 
 async def crowd(cluster: Cluster) -> Json:
@@ -145,8 +141,9 @@ async def crowd(cluster: Cluster) -> Json:
         names = [f"crowd-{count}-{number}" for number in range(count)]
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(cluster.run_inline(name, SOURCE, script=GLANCE))
+            for number, name in enumerate(names):
+                node = cluster.nodes[number % len(cluster.nodes)]
+                group.create_task(cluster.run_inline(name, SOURCE, node=node, script=GLANCE))
 
         async def all_run(names: list[str] = names) -> bool:
             pods = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in await cluster.api.pods()}
@@ -162,7 +159,7 @@ async def crowd(cluster: Cluster) -> Json:
             "nodes": sorted({nodes[name] for name in names}),
             "read": sorted({line for name in names for line in (await cluster.log_of(name, 1))}),
         }
-        await cluster.gone(*names)
+        await cluster.deleted(*names)
     return report
 
 
@@ -225,7 +222,8 @@ async def emptied(cluster: Cluster) -> Json:
     """All pods with volumes are deleted."""
     began = time.monotonic()
     for namespace in ("default", "tenant"):
-        await cluster.gone(*[pod["metadata"]["name"] for pod in await cluster.api.pods(namespace)], namespace=namespace)
+        names = [pod["metadata"]["name"] for pod in await cluster.api.pods(namespace)]
+        await cluster.deleted(*names, namespace=namespace)
     return {
         "seconds": time.monotonic() - began,
         "stages": [stage.job_id for node in cluster.nodes for stage in await node.open_stages()],
@@ -233,7 +231,7 @@ async def emptied(cluster: Cluster) -> Json:
     }
 
 
-JOURNEYS: Final = (slow, shared, claim, refused, foreign, deleted, crowd, rebooted, confined, rolled, emptied)
+JOURNEYS: Final = (slow, shared, claim, refused, foreign, deleted, trained, crowd, rebooted, confined, rolled, emptied)
 
 
 async def travel(cluster: Cluster) -> Json:
@@ -249,16 +247,21 @@ async def travel(cluster: Cluster) -> Json:
         report[journey.__name__]["ended"] = time.monotonic() - began
         (cluster.folder / "report.json").write_text(json.dumps(report, indent=1))
 
-    async def those_of_a_node() -> None:
-        await one(crowd)
-        await one(rebooted)
+    async def together(*journeys: Journey) -> None:
+        async with asyncio.TaskGroup() as group:
+            for journey in journeys:
+                group.create_task(one(journey))
+
+    async def alone() -> None:
+        await together(claim, refused, foreign, trained)
+        for journey in (crowd, rebooted):
+            await one(journey)
 
     async def fast() -> None:
         await one(shared)
         async with asyncio.TaskGroup() as group:
-            for journey in (claim, refused, foreign, deleted):
-                group.create_task(one(journey))
-            group.create_task(those_of_a_node())
+            group.create_task(one(deleted))  # waits for a call of the kubelet, as slow does
+            group.create_task(alone())
 
     cluster.hub.repo("org/model").commit(MODEL)
     async with asyncio.TaskGroup() as group:

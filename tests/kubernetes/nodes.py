@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import httpx2
+
 from bdn.net.api_clients import AgentClient
 from bdn.wire.stage_schema import StageDocument
 
@@ -73,9 +75,22 @@ class Node:
                 continue
         raise LookupError(f"{program} does not run on {self.name}")
 
-    async def open_stages(self) -> list[StageDocument]:
+    @property
+    def _agent(self) -> str:
+        """The control socket of the agent, which is in its pod."""
         pid = self.pid_of("bdn-node-agent", "BDN_AGENT_NODE")
-        async with AgentClient(f"unix:/proc/{pid}/root/run/bdn/agent.sock") as client:
+        return f"/proc/{pid}/root/run/bdn/agent.sock"
+
+    async def owners(self) -> int:
+        """How many agents own chunks, as far as the agent of this node knows."""
+        transport = httpx2.AsyncHTTPTransport(uds=self._agent)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://agent") as client:
+            page = (await client.get("/metrics")).raise_for_status().text
+        line = next(one for one in page.splitlines() if one.startswith("bdn_agent_cluster_owners"))
+        return int(float(line.split()[1]))
+
+    async def open_stages(self) -> list[StageDocument]:
+        async with AgentClient(f"unix:{self._agent}") as client:
             return [stage for stage in (await client.stages()).items if stage.state not in ("RELEASED", "FAILED")]
 
     def published(self) -> dict[str, float]:

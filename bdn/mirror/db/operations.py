@@ -49,6 +49,10 @@ async def parts_of(session: ReadSession, operation_id: str) -> list[OperationPar
     return list((await session.execute(query, execution_options={"populate_existing": True})).scalars())
 
 
+async def part_of(session: ReadSession, operation_id: str, who: Who) -> OperationPartRow | None:
+    return await session.get(OperationPartRow, (operation_id, *who))
+
+
 async def is_open(session: ReadSession, operation_id: str) -> bool:
     """Whether an answer is outstanding. One index lookup."""
     is_waited_for = exists().where(OperationPartRow.operation == operation_id, OperationPartRow.state.in_(OPEN))

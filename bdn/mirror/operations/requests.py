@@ -16,7 +16,7 @@ from bdn.core.pace.rounds import is_round_due
 from bdn.core.store import KINDS
 from bdn.mirror.db import agents, mirrors, operations
 from bdn.mirror.db.database import Database, ReadSession
-from bdn.mirror.db.operations import MIRROR
+from bdn.mirror.db.operations import MIRROR, Who
 from bdn.mirror.db.tables import AgentRow, OperationPartRow, OperationRow
 from bdn.mirror.db.waiting import asked_topic
 from bdn.mirror.operations.operations import (
@@ -81,12 +81,16 @@ class OperationRequests:
         """Record the eviction, notify the agents, and carry out the mirror's part.
 
         Raises:
-            InvalidRequestError: the selectors contradict each other.
-            NotFoundError: the source or manifest was never mirrored, or no agent of that name ever sent a heartbeat.
+            InvalidRequestError: the selectors contradict each other, or the plan is not one or has not ended.
+            NotFoundError: the source or manifest was never mirrored, no agent of that name ever sent a heartbeat, or
+                there is no such plan.
         """
         request.check()
+        if request.plan is not None:
+            await self._check_plan(request.plan, organisation)
+        names = {"source", "tier", "job", "lru_bytes", "all", "dry_run", "force", "plan", "purge"}
         command = EvictCommand(
-            **request.model_dump(include={"source", "tier", "job", "lru_bytes", "all", "dry_run", "force", "purge"}),
+            **request.model_dump(include=names),
             id=EVICTION.new_id(),
             manifests=await self._manifests(request, organisation),
             asked_by=f"an operator of {organisation}",
@@ -98,7 +102,7 @@ class OperationRequests:
         await self._begin(EVICTION, command, request, is_for_mirror=is_for_mirror, organisation=organisation)
         if is_for_mirror:
             try:
-                await self.store_eviction.run(command, organisation)
+                await self.store_eviction.run(await self._with_planned(command, ("", MIRROR)), organisation)
             except BdnError as error:
                 await self.operations.answer(command.id, None, body_of(error))
                 raise
@@ -184,7 +188,8 @@ class OperationRequests:
     async def _command(self, row: OperationRow, cluster: str, node: str) -> Command:
         """Grants are signed anew: a node that was away for days gets valid ones."""
         if row.kind == EVICTION.name:
-            return Command(id=row.id, evict=EvictCommand.model_validate(row.command))
+            evict = await self._with_planned(EvictCommand.model_validate(row.command), (cluster, node))
+            return Command(id=row.id, evict=evict)
         if row.kind == CACHE_REMOVAL.name:
             return Command(id=row.id, remove_cache=RemoveCacheCommand.model_validate(row.command))
         organisation = row.organisation or ""
@@ -198,6 +203,22 @@ class OperationRequests:
         if command.repair:
             command.grants = await self._grants(organisation, cluster, node, command.manifests)
         return Command(id=row.id, verify=command)
+
+    async def _check_plan(self, plan: str, organisation: str) -> None:
+        operation = await self.operations.get(EVICTION, plan, organisation, 0)
+        if not operation.row.request["dry_run"]:
+            raise InvalidRequestError(f"{plan} is not a dry run: plan the eviction with dry_run, and name that plan")
+        if operation.row.status == "RUNNING":
+            raise InvalidRequestError(f"plan {plan} is not complete yet: wait until every agent has answered")
+
+    async def _with_planned(self, command: EvictCommand, who: Who) -> EvictCommand:
+        """The command with the holders that its plan named there."""
+        if command.plan is None:
+            return command
+        async with self.database.read() as session:
+            part = await operations.part_of(session, command.plan, who)
+        items = [] if part is None else part.result.get("items", [])
+        return command.model_copy(update={"holders": [holder for item in items for holder in item["holders"]]})
 
     async def _grants(self, organisation: str, cluster: str, node: str, manifests: Sequence[str] | None) -> list[str]:
         """Grants for what the node holds of these manifests (None: of any) and the organisation ever mirrored.

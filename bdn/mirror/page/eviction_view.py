@@ -119,7 +119,7 @@ def confirmed(plan: Eviction, typed: str, now: float) -> EvictionRequest:
     wanted = _subject(plan.request, plan.items)
     if is_held and typed.strip() != wanted:
         raise InvalidRequestError(f"jobs use it: type {wanted} to evict it all the same; nothing was evicted")
-    return plan.request.model_copy(update={"dry_run": False, "force": is_held})
+    return plan.request.model_copy(update={"dry_run": False, "force": is_held, "plan": plan.id if is_held else None})
 
 
 def restorable(eviction: Eviction, now: float) -> list[str]:

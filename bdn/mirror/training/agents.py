@@ -114,7 +114,6 @@ def _lost(row: TrainingJobRow, agents: dict[Name, JobAgent], now: float) -> list
         number
         for number, rank in enumerate(row.ranks)
         if rank["state"] not in OVER
-        and not is_pod(rank)
         and (
             (agent := agents.get((str(row.cluster), rank["node"]))) is None
             or now - agent.last_heartbeat >= SILENT_SECONDS

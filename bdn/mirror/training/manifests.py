@@ -224,6 +224,9 @@ def _volumes(job: PodJob) -> Iterator[Manifest]:
 
 
 def _mounts_of_bdn(job: PodJob, container: str) -> Iterator[Manifest]:
+    place = job.spec.places.checkpoints
+    if container == PREPARE or place != _TMP:
+        yield _mount("rank", _TMP, subPath="tmp")  # the root file system is read-only
     yield _mount("rank", "/rank")
     yield _mount("run", "/rank/shared")
     yield _mount("token", _TOKEN_FOLDER, readOnly=True)
@@ -233,7 +236,7 @@ def _mounts_of_bdn(job: PodJob, container: str) -> Iterator[Manifest]:
             yield _mount(f"mount-{job.mounts.index(ARCHIVE)}", ARCHIVE, readOnly=True)
         return
     yield _mount("podinfo", "/podinfo", readOnly=True)
-    if (place := job.spec.places.checkpoints) is not None:
+    if place is not None:
         yield _mount("checkpoints", place)
 
 

@@ -14,7 +14,6 @@ from bdn.wire.shapes import ErrorBody
 _RANK: Final = "batch.kubernetes.io/job-completion-index"  # annotation of a pod; Kubernetes before 1.21 has none
 _NEVER: Final = ("ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError")
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun")
-_OVER: Final = ("Succeeded", "Failed")  # phases in which no container runs
 _OF_DISKS: Final = ("ephemeral", "emptyDir", "EmptyDir")  # in messages of the kubelet
 _DISRUPTION: Final = "DisruptionTarget"
 _BY_CONTROL_PLANE: Final = ("DeletionByTaintManager", "DeletionByPodGC")  # its node is unreachable, or gone
@@ -38,19 +37,25 @@ def report_of(run: str, rank: int, pod: Pod | None, *, is_ending: bool) -> RunRe
     """The state of a rank. ``is_ending``: the job's end is decided, so that its pods may be deleted."""
     if pod is None and is_ending:
         return RunReport(run=run, rank=rank, state="ENDED")
-    lost = _GONE if pod is None else None if is_ending else _lost(pod)
+    lost = _GONE if pod is None else _lost(pod)
     if pod is None or lost is not None:
         return RunReport(run=run, rank=rank, state="LOST", error=lost)
-    ended, never = pod.state_of(MAIN).terminated, _never(pod)
-    is_over = never is not None or (ended and pod.state_of(FOLLOW).terminated) or pod.status.phase in _OVER
+    ended, never, error = pod.state_of(MAIN).terminated, _never(pod), _ended_by_container(pod)
+    is_over = never is not None or has_ended(pod) or (error is not None and not _is_going(pod))
     return RunReport(
         run=run,
         rank=rank,
         state="ENDED" if is_over else _state_of(pod),
         exit_code=None if ended is None or _did_not_start(ended) else ended.code,
-        error=never or (None if is_ending else _ended_by_kubernetes(pod)) or _ended_by_container(pod),
+        error=never or (None if is_ending else _ended_by_kubernetes(pod)) or error,
         sync_status=_sync_status(pod),
     )
+
+
+def has_ended(pod: Pod) -> bool:
+    """Whether no container of the pod runs any more."""
+    is_over = pod.status.phase in ("Succeeded", "Failed")
+    return is_over or all(pod.state_of(name).terminated is not None for name in (MAIN, FOLLOW))
 
 
 def is_settled(pod: Pod | None) -> bool:
@@ -61,7 +66,7 @@ def is_settled(pod: Pod | None) -> bool:
 def waits_for(job: Job | None, pods: Sequence[Pod], ranks: int) -> str | None:
     """What a job waits for before all its pods are on nodes; None if they are."""
     placed = {rank_of(pod) for pod in pods if pod.spec.node_name and not pod.metadata.is_deleted}
-    if len(placed) >= ranks:
+    if placed >= set(range(ranks)):
         return None
     if job is not None and job.spec.suspend:
         said = next((one.message for one in job.status.conditions if one.type == "Suspended"), "")
@@ -83,7 +88,11 @@ def _state_of(pod: Pod) -> RankState:
     main, follow = pod.state_of(MAIN), pod.state_of(FOLLOW)
     if follow.running is None or (main.running is None and main.terminated is None):
         return "STAGING"
-    return "RUNNING" if pod.metadata.annotations.get(WANT) == "go" else "STAGED"
+    return "RUNNING" if _is_going(pod) else "STAGED"
+
+
+def _is_going(pod: Pod) -> bool:
+    return pod.metadata.annotations.get(WANT) == "go"
 
 
 def _sync_status(pod: Pod) -> SyncStatus | None:
@@ -115,8 +124,8 @@ def _ended_by_kubernetes(pod: Pod) -> ErrorBody | None:
         return _error("NODE_LOST", f"Kubernetes ends its pod: {disruption.message or disruption.reason}")
     if pod.metadata.is_deleted:
         return _error("NODE_LOST", "its pod was deleted")
-    has_ended = any(pod.state_of(name).terminated is not None for name in (PREPARE, MAIN))
-    if status.phase == "Failed" and not has_ended:
+    has_begun = any(pod.state_of(name).terminated is not None for name in (PREPARE, MAIN))
+    if status.phase == "Failed" and not has_begun:
         return _error("NODE_LOST", f"Kubernetes ended its pod: {status.message or status.reason or 'no reason given'}")
     return None
 
@@ -126,6 +135,9 @@ def _ended_by_container(pod: Pod) -> ErrorBody | None:
     if prepare is not None and prepare.code:
         said, code = _said_by_bdn(prepare)
         return _error(code or "INTERNAL", f"it could not be prepared: {said}")
+    if main is None and follow is not None:
+        said, _ = _said_by_bdn(follow)
+        return _error("INTERNAL", f"the container {FOLLOW} ended before the commands: {said}")
     if main is not None and _did_not_start(main):
         return _error("INVALID_REQUEST", f"its image could not be started: {main.message or main.reason}")
     if main is not None and not main.code and follow is not None and follow.code:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from bdn.core.errors import CallerError
+from bdn.core.errors import BdnError
 from bdn.core.training.placement import Demand, Node
 from bdn.core.training.states import ACTIVE, OVER, Failure
 from bdn.core.units import counted
@@ -25,7 +25,7 @@ from bdn.mirror.training import manifests
 from bdn.mirror.training.described import Describer
 from bdn.mirror.training.kubernetes_api import ClusterUnavailableError, Connection, Job, KubernetesApi, Pod
 from bdn.mirror.training.manifests import JOB_LABEL, OWNER_LABEL, WANT, name_of
-from bdn.mirror.training.pod_reports import is_settled, pod_for, report_of, waits_for
+from bdn.mirror.training.pod_reports import has_ended, is_settled, pod_for, report_of, waits_for
 from bdn.mirror.training.runners import surviving
 from bdn.mirror.training.runs import JobRuns
 from bdn.mirror.training.steps import Steps, failure_of, wants_of
@@ -62,7 +62,10 @@ class Pods:
     _problem: str = ""
 
     def offer(self, organisation: str, team: str, demand: Demand) -> list[Node]:
-        """Nodes with room for a job of a team, as many as it needs: Kubernetes queues, and has the last word."""
+        """Nodes with room for a job of a team, as many as it needs: Kubernetes queues, and has the last word.
+
+        They have no name and nothing to spare, so ``place`` takes them before all agents' nodes of the cluster.
+        """
         knows_gpu = not demand.gpus or self.jobs.gpu(demand.gpu_type or "") is not None
         if self.trusted.jobs_in(organisation, team) is None or not knows_gpu:
             return []
@@ -120,9 +123,9 @@ class Pods:
         found: list[tuple[TrainingJobRow, _Seen]] = []
         for namespace, own in by_namespace.items():
             selector = f"{JOB_LABEL} in ({','.join(row.id for row in own)})"
-            jobs = await connection.list(Job, _jobs(namespace), selector)
+            jobs = await connection.listed(Job, _jobs(namespace), selector)
             pods: dict[str, list[Pod]] = defaultdict(list)
-            for pod in await connection.list(Pod, _pods(namespace), selector):
+            for pod in await connection.listed(Pod, _pods(namespace), selector):
                 pods[pod.metadata.labels[JOB_LABEL]].append(pod)
             seen = _Seen({job.metadata.labels[JOB_LABEL]: job for job in jobs}, pods)
             found += [(row, seen) for row in own]
@@ -132,13 +135,12 @@ class Pods:
         job, pods = seen.jobs.get(row.id), seen.pods.get(row.id, [])
         try:
             if row.ending_at is not None:
-                if job is not None and not job.metadata.is_deleted:
-                    await self.stop(row)
+                await self._end(row, job)
             elif row.status == "PENDING":
                 await self._make(connection, row, job)
                 await self._deploy(row, job, pods, now)
                 return
-            await self._report(row, pods)
+            await self._report(row, job, pods)
             await self._let_go(connection, row, pods)
         except ClusterUnavailableError as error:
             self._warn(error)
@@ -147,7 +149,7 @@ class Pods:
 
     async def _make(self, connection: Connection, row: TrainingJobRow, job: Job | None) -> None:
         """Create the objects of a job that are not there."""
-        if row.id in self._made:
+        if row.id in self._made and job is not None:
             return
         try:
             described = await self.describer.described(row, _namespace(row))
@@ -159,7 +161,9 @@ class Pods:
             if described.login is not None:
                 secret = manifests.secret_of(described, described.login, uid)
                 await connection.create(f"{core}/secrets", secret)
-        except CallerError as error:
+        except BdnError as error:
+            if error.transient:
+                raise
             async with self.database.write() as session:
                 if (fresh := await training.lock(session, row.id)) is not None:
                     await self.steps.fail(session, fresh, self.database.now(), failure_of(error))
@@ -202,7 +206,11 @@ class Pods:
             if fresh is not None and fresh.status == "PENDING" and fresh.ending_at is None:
                 fresh.waiting_for, fresh.updated_at = reason, now
 
-    async def _report(self, row: TrainingJobRow, pods: Sequence[Pod]) -> None:
+    async def _end(self, row: TrainingJobRow, job: Job | None) -> None:
+        if job is not None and not job.metadata.is_deleted:
+            await self.stop(row)
+
+    async def _report(self, row: TrainingJobRow, job: Job | None, pods: Sequence[Pod]) -> None:
         """Record the ranks. Those that ended by themselves first: then Kubernetes deletes the other pods of their Job."""
         chosen = {
             number: pod_for(pods, number, rank["boot_id"])
@@ -218,7 +226,10 @@ class Pods:
                     for number in numbers
                 ]
                 await self.runs.record_ranks(self.cluster, None, reports)
-                is_ending = is_ending or any(one.state in OVER or one.exit_code or one.error for one in reports)
+                is_ending = is_ending or any(one.state == "LOST" or one.exit_code or one.error for one in reports)
+        # A failure that no container has may end all ranks of the row at once, and no later turn would see it.
+        if is_ending and any(pod is not None and not has_ended(pod) for pod in chosen.values()):
+            await self._end(row, job)
 
     async def _staged(self, row: TrainingJobRow) -> dict[int, dict[str, int | None]]:
         """The bytes of ranks whose volumes are being staged, from the heartbeats of the agents on their nodes."""
@@ -262,7 +273,7 @@ class Pods:
         """Delete Jobs whose training jobs are over for the mirror: given up, or made while they were stopped."""
         selector = f"{OWNER_LABEL}={await database_id(self.database)}"
         for namespace in self.trusted.job_namespaces:
-            for job in await connection.list(Job, _jobs(namespace), selector):
+            for job in await connection.listed(Job, _jobs(namespace), selector):
                 if job.is_finished or job.metadata.is_deleted:
                     continue
                 async with self.database.read() as session:

@@ -142,16 +142,18 @@ class StoreEviction:
     ) -> dict[str, tuple[list[str], bool]]:
         """Returns for each manifest its users, and whether the eviction is refused because of them.
 
-        Users are nodes that lease the manifest and running mirrors that have published it. ``force`` overrides leases
-        but never a running mirror: that mirror would become READY with a manifest that its organisation cannot read.
+        Users are nodes that lease the manifest and running mirrors that have published it; of a refusal, the users that
+        are its reason. ``force`` overrides leases but never a running mirror: that mirror would become READY with a
+        manifest that its organisation cannot read.
         """
         busy = await mirrors.running_with(session, organisation)
         holders = await agents.holders(session, manifests)
         found: dict[str, tuple[list[str], bool]] = {}
         for digest in manifests:
             working = [f"mirror {mirror_id}" for mirror_id in busy.get(digest, [])]
-            held_by = working or holders.get(digest, [])
-            found[digest] = held_by, bool(working) or (bool(held_by) and not command.force)
+            held_by = holders.get(digest, [])
+            refusing = working or command.in_the_way(held_by)
+            found[digest] = refusing or held_by, bool(refusing)
         return found
 
     @staticmethod

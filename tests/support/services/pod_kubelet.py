@@ -129,6 +129,7 @@ class _Pod:
             mount["name"]: mount["mountPath"]
             for container in (*spec["initContainers"], spec["containers"][1])
             for mount in container["volumeMounts"]
+            if "subPath" not in mount
         }
         volumes: dict[str, Path] = {}
         for volume in spec["volumes"]:

@@ -70,6 +70,7 @@ class User:
         folder = self.shell.root / f"job-{len(list(self.shell.root.glob('job-*')))}"
         folder.mkdir(parents=True)
         for name, content in (files or {}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(content)
         given = {"nodes": 1, "compute": "", "variables": "{}", "runtime": "", "weights": ""}
         given |= {"image": 'base_image="python:3.11"'} | parts

@@ -19,7 +19,7 @@ SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 def commands() -> list[str]:
     """Each command of ours in a block of shell."""
     blocks = "".join("".join(re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)) for page in PAGES)
-    parts = re.split(r"[;\n&]|&&", re.sub(r"\s#.*", "", blocks.replace("\\\n", " ")))
+    parts = re.split(r"[;\n&|]", re.sub(r"\s#.*", "", blocks.replace("\\\n", " ")))
     found = (re.sub(r"^(\s|[A-Z_]+=\S+|export \w+=\$\()*", "", part).strip().rstrip(")") for part in parts)
     return sorted({command for command in found if command.split(" ")[0] in SCRIPTS})
 

@@ -109,7 +109,7 @@ def test_force__is_used_only_for_holders_that_the_plan_named_and_after_the_sourc
     free, used = eviction(node_item()), eviction(node_item("n1", "job j (stage stg_1)"))
 
     assert confirmed(free, "", NOW) == EvictionRequest(source=SOURCE)
-    assert confirmed(used, f" {SOURCE} ", NOW) == EvictionRequest(source=SOURCE, force=True)
+    assert confirmed(used, f" {SOURCE} ", NOW) == EvictionRequest(source=SOURCE, force=True, plan=used.id)
     for typed in ("", "hf://org/mode", MANIFEST):
         with pytest.raises(InvalidRequestError, match=f"type {SOURCE}"):
             confirmed(used, typed, NOW)

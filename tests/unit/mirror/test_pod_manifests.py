@@ -147,7 +147,7 @@ def test_main__has_no_token_no_privilege_and_the_directories_of_a_rank() -> None
 def test_containers_of_bdn__have_the_token_and_only_what_they_need_of_the_job() -> None:
     prepare, follow = (container(described(), name) for name in ("prepare", "bdn"))
     assert (prepare["command"], follow["command"]) == (["bdn-rank", "prepare"], ["bdn-rank", "follow"])
-    shared = {"/rank": "rank", "/rank/shared": "run", "/var/run/secrets/bdn": "token"}
+    shared = {"/tmp": "rank", "/rank": "rank", "/rank/shared": "run", "/var/run/secrets/bdn": "token"}
     assert mounts(described(), "prepare") == {**shared, "/b10/workspace": "workspace", "/b10/archive": "mount-1"}
     assert mounts(described(), "bdn") == {**shared, "/podinfo": "podinfo", "/mnt/mine": "checkpoints"}
     for one in (prepare, follow):

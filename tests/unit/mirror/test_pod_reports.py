@@ -96,6 +96,7 @@ def test_report__of_a_pod_whose_commands_have_ended(one: Pod, state: str, code: 
     (pod(prepare=ended(1, "Traceback"), phase="Failed"), "INTERNAL", "it could not be prepared: Traceback"),
     (pod(prepare=ended(137, reason="OOMKilled"), phase="Failed"), "INTERNAL", "it could not be prepared: exit code 137, OOMKilled"),
     (pod(ended(128, "no such file: sh", reason="StartError"), ended(), phase="Failed"), "INVALID_REQUEST", "its image could not be started: no such file: sh"),
+    (pod(RUNNING, ended(137, reason="OOMKilled")), "INTERNAL", "the container bdn ended before the commands: exit code 137, OOMKilled"),
     (pod(ended(), ended(5, "no answer for an hour [STORE_UNAVAILABLE]"), phase="Failed"), "CHECKPOINT_SYNC_FAILED", "its output and checkpoints were not all sent: no answer for an hour"),
     (pod(phase="Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds"), "SCRATCH_FULL", "Kubernetes evicted its pod: Pod ephemeral local storage usage exceeds"),
     (pod(ended(137), ended(), phase="Failed", reason="Evicted", message='Usage of EmptyDir volume "checkpoints" exceeds the limit'), "SCRATCH_FULL", "Kubernetes evicted its pod: Usage of EmptyDir"),
@@ -131,6 +132,8 @@ def test_report__of_a_pod_that_is_ended_from_outside__says_so_before_it_has_ende
     pod(RUNNING, RUNNING, deleted=True, disruption="DeletionByPodGC"),
 ])  # fmt: skip
 def test_report__of_a_pod_that_is_lost(one: Pod | None) -> None:
+    """Also of a job that ends: it does not wait for a node that is lost."""
+    assert one is None or report(one, is_ending=True).state == "LOST"
     found = report(one)
     assert found.state == "LOST"
     assert found.error is not None
@@ -143,7 +146,7 @@ def test_report__of_a_pod_that_is_lost(one: Pod | None) -> None:
     (pod(ended(143), RUNNING, want="go", deleted=True), "RUNNING", 143),
     (pod(ended(143), ended(), want="go", deleted=True, phase="Failed"), "ENDED", 143),
     (pod(deleted=True, phase="Failed"), "ENDED", None),
-    (pod(RUNNING, RUNNING, deleted=True, disruption="DeletionByTaintManager"), "STAGED", None),
+    (pod(RUNNING, RUNNING, want="go", deleted=True, disruption="EvictionByEvictionAPI"), "RUNNING", None),
 ])  # fmt: skip
 def test_report__of_a_job_that_ends__takes_deletion_for_no_failure(
     one: Pod | None, state: str, code: int | None
