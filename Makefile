@@ -159,7 +159,7 @@ training: .venv/.tools .venv-training/.ready
 	$(VENV)/python -m pytest -m training -s tests/e2e
 
 # BDN on a real cluster of two nodes, with the programs that BDN_KUBERNETES_BIN names: tests/kubernetes/README.md.
-kubernetes: .venv/.tools
+kubernetes: .venv/.tools .venv-truss/.ready
 	$(VENV)/python -m pytest -o faulthandler_timeout=1000 tests/kubernetes
 
 lint: .venv/.tools

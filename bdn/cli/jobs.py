@@ -19,6 +19,7 @@ from bdn.net.client import OutageRetry
 from bdn.wire.shapes import Items
 from bdn.wire.stage_schema import JobStage
 from bdn.wire.training_schema import (
+    JOBS_AT_ONCE,
     LINES_AT_ONCE,
     PREFIX,
     LogLine,
@@ -61,6 +62,10 @@ async def list_jobs(output: Output, *, is_all: bool) -> None:
         found = (await client.training_jobs(search)).training_jobs
     rows = [{**_row(job), "reason": job.error_message} for job in found]
     lines = table(rows, "no training jobs" if is_all else "no active training jobs; --all lists those that have ended")
+    if len(found) == JOBS_AT_ONCE:
+        output.warn(
+            f"there may be more: these are the newest {JOBS_AT_ONCE:,}, and 'bdn jobs show JOB' finds older ones"
+        )
     output.result(Items[TrainingJob](items=found), lines, [job.id for job in found])
 
 

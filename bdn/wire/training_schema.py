@@ -33,6 +33,7 @@ from bdn.wire.mirror_schema import SOURCES_LIMIT, WeightsSourceBody
 from bdn.wire.shapes import MOST_FIELDS, ErrorBody, check_json_size
 
 PREFIX: Final = "TRAINING_JOB_"
+JOBS_AT_ONCE: Final = 1000  # the newest, of a list or search
 LINES_AT_ONCE: Final = 1000  # of a page of logs with a limit
 _OPAQUE_BYTES: Final = 256 * 1024  # of JSON that is stored without effect
 _NAMED: Final = 20  # unknown fields

@@ -15,7 +15,7 @@ from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import TERMINAL as STAGE_TERMINAL
-from bdn.wire.stage_schema import StageDocument, StageRequest
+from bdn.wire.stage_schema import StageDocument, StageMount, StageRequest
 from node_agent.csi.protocol.csi_pb2 import NodePublishVolumeRequest, NodeUnpublishVolumeRequest
 from node_agent.csi.refusal import Refusal, mirroring, staging
 from node_agent.csi.settings import CsiSettings
@@ -148,7 +148,7 @@ class NodeVolumes:
         return stage
 
     def _show(self, volume: PodVolume, stage: StageDocument) -> None:
-        (mount,) = stage.mounts
+        mount = _only_mount(stage)
         if mount.exposure != "none":
             raise MountFailedError(
                 mount.path, f"the agent exposes stages by {mount.exposure}: set BDN_AGENT_EXPOSURE=none for it"
@@ -158,7 +158,7 @@ class NodeVolumes:
 
     def _is_shown(self, target: Target, stage: StageDocument) -> bool:
         try:
-            with opened_view(self.settings.effective_mounts_dir, stage.id, stage.mounts[0].path) as view:
+            with opened_view(self.settings.effective_mounts_dir, stage.id, _only_mount(stage).path) as view:
                 return target.shows(view)
         except MountFailedError:
             return False
@@ -182,3 +182,9 @@ class NodeVolumes:
         except BdnError as error:
             if error.code != "NOT_FOUND":
                 raise
+
+
+def _only_mount(stage: StageDocument) -> StageMount:
+    if len(stage.mounts) != 1:
+        raise MountFailedError(stage.id[:100], f"the agent names {len(stage.mounts)} mounts of a volume's stage")
+    return stage.mounts[0]

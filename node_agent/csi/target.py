@@ -128,7 +128,12 @@ def opened_view(mounts: Path, stage_id: str, path: str) -> Iterator[Path]:
     Raises ``MountFailedError``.
     """
     view = PurePosixPath(path)
-    if ".." in view.parts or not view.is_relative_to(mounts) or view.relative_to(mounts).parts[:1] != (stage_id,):
+    if (
+        ".." in view.parts
+        or "\0" in path
+        or not view.is_relative_to(mounts)
+        or view.relative_to(mounts).parts[:1] != (stage_id,)
+    ):
         raise MountFailedError(
             path[:300],
             f"the stage is not below {mounts / stage_id[:100]}; give agent and bdn-csi the same BDN_AGENT_MOUNTS_DIR",

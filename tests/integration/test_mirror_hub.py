@@ -522,6 +522,15 @@ async def test_one_bad_file_is_no_failure_of_its_neighbours(
     assert (good.status, good.headers.get("x-error-message")) == (200, None)
 
 
+async def test_a_mirror_that_ends_does_not_wait_for_copies_that_clients_began(
+    upstreams: None, hub: Hub, model: HubRepository, tmp_path: Path
+) -> None:
+    hub.fail(stall(), origin="cdn", times=None)
+    async with asyncio.timeout(LONGEST_SECONDS), opened(tmp_path / "mirror") as mirror:
+        assert (await ask(mirror, file("model.safetensors"), wait=0)).is_pending
+        await until(lambda: hub.log.count(origin="cdn"))
+
+
 async def test_a_file_that_fails_by_itself_is_copied_once(
     gateway: MirrorUnderTest, hub: Hub, model: HubRepository
 ) -> None:

@@ -102,6 +102,25 @@ async def test_a_team__sees_its_own_mirrors_and_jobs_and_no_models(world: PageWo
         assert "use a token without a team" in await team.see(path, 403)
 
 
+async def test_search__finds_jobs_by_a_part_of_their_id_or_name(world: PageWorld, viewer: Viewing) -> None:
+    operator, other, stranger = [await viewer(name) for name in ("operator", "other team", "stranger")]
+    client = await JobClient.of(world.mirror)
+    wanted = await client.create(spec(name="Pretrain 7B_a"))
+    await client.create(spec(name="pretrain 7BXa"))
+    many = [await client.create(spec(name="a sweep")) for _ in range(21)]
+
+    def found(page: str) -> list[str]:
+        return re.findall(r"<li>Job <a href=\"/ui/job\?id=([a-z0-9]{10})\"", page)
+
+    for text in (wanted, wanted[1:9], "TRAIN 7b_"):
+        place = await operator.http.get("/ui/search", params={"q": text})
+        assert place.headers.get("location") == f"/ui/job?id={wanted}", text
+        for one in (other, stranger):
+            assert (await one.http.get("/ui/search", params={"q": text})).status_code == 200, text
+    assert found(await operator.see("/ui/search?q=a+swee")) == many[:0:-1]
+    assert found(await operator.see("/ui/search?q=%25")) == []
+
+
 async def test_another_organisation__sees_nothing(world: PageWorld, viewer: Viewing) -> None:
     operator, stranger = await viewer("operator"), await viewer("stranger")
     job = await (await JobClient.of(world.mirror)).create(spec(name="our-job"))

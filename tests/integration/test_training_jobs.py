@@ -568,7 +568,7 @@ async def test_jobs__are_listed_searched_repeated_and_deleted(
     assert await search(project_id="other") == []
 
     with monkeypatch.context() as patch:
-        patch.setattr("bdn.mirror.db.training.MOST_LISTED", 1)
+        patch.setattr("bdn.mirror.db.training.JOBS_AT_ONCE", 1)
         assert [await search(), await search(order_by=by_created)] == [[jobs[1]]] * 2
         assert [one["id"] for one in (await client.ask("GET")).json()["training_jobs"]] == [jobs[1]]
 

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import shutil
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import httpx2
 from bdn.core.errors import BdnError
 from tests.doubles.hub import Hub
 from tests.kubernetes.api import Api, Json, until
-from tests.kubernetes.images import BUSYBOX
+from tests.kubernetes.images import BDN, BUSYBOX
 from tests.kubernetes.nodes import HERE, Node, json_lines
 
 ROOT: Final = HERE.parents[1]
@@ -194,6 +195,19 @@ class Cluster:
         return int(float(line.split()[1]))
 
 
+def _edited(clusters: str) -> str:
+    """As the page says: the cluster's issuer, the image as nodes have it, and the mirror's address, for want of a name server."""
+    edits = {
+        'issuer = "https://kubernetes.default.svc.cluster.local"': 'issuer = "https://kubernetes.default.svc"',
+        'image = "bdn:0.1.0"': f'image = "{BDN}"',
+        'url = "http://mirror.bdn.svc:8460"': f'url = "{MIRROR}"',
+    }
+    for before, after in edits.items():
+        assert before in clusters, before
+        clusters = clusters.replace(before, after)
+    return clusters
+
+
 async def install(cluster: Cluster) -> None:
     """As docs/kubernetes.md says, with an overlay of the tests."""
     deploy = cluster.folder / "kubernetes"
@@ -202,12 +216,11 @@ async def install(cluster: Cluster) -> None:
     shutil.copytree(HERE / "overlay", overlay)
     patch = overlay / "mirror.yaml"
     patch.write_text(patch.read_text().replace("HUB", cluster.hub.url))
-    clusters = (deploy / "base/kubernetes.toml").read_text()
-    (overlay / "kubernetes.toml").write_text(
-        clusters.replace("https://kubernetes.default.svc.cluster.local", "https://kubernetes.default.svc")
-    )
+    clusters = deploy / "components/training-jobs/kubernetes.toml"
+    clusters.write_text(_edited(clusters.read_text()))
     await cluster.kubectl("create", "namespace", "bdn")
-    keys = [f"--from-literal=token={cluster.token}"]
+    secrets_key = b64encode(secrets.token_bytes(32)).decode()
+    keys = [f"--from-literal=token={cluster.token}", f"--from-literal=secrets-key={secrets_key}"]
     await cluster.kubectl("-n", "bdn", "create", "secret", "generic", "bdn-mirror", *keys)
     await cluster.kubectl("apply", "-k", str(overlay))
     await cluster.agents_ready()

@@ -16,6 +16,7 @@ from tests.doubles.faults import Throttle, throttled
 from tests.kubernetes.api import Json, until
 from tests.kubernetes.cluster import DRIVER, GLANCE, MIRROR, Cluster
 from tests.kubernetes.nodes import listening_ports, status_of
+from tests.kubernetes.training import trained
 
 MODEL_SIZE: Final = 64 * 1024**2
 MODEL: Final[Mapping[str, Content]] = {"config.json": b"{}", "deep/model.safetensors": GeneratedContent(MODEL_SIZE, 1)}
@@ -230,7 +231,7 @@ async def emptied(cluster: Cluster) -> Json:
     }
 
 
-JOURNEYS: Final = (slow, shared, claim, refused, foreign, deleted, crowd, rebooted, confined, rolled, emptied)
+JOURNEYS: Final = (slow, shared, claim, refused, foreign, deleted, trained, crowd, rebooted, confined, rolled, emptied)
 
 
 async def travel(cluster: Cluster) -> Json:
@@ -246,16 +247,21 @@ async def travel(cluster: Cluster) -> Json:
         report[journey.__name__]["ended"] = time.monotonic() - began
         (cluster.folder / "report.json").write_text(json.dumps(report, indent=1))
 
-    async def those_of_a_node() -> None:
-        await one(crowd)
-        await one(rebooted)
+    async def together(*journeys: Journey) -> None:
+        async with asyncio.TaskGroup() as group:
+            for journey in journeys:
+                group.create_task(one(journey))
+
+    async def alone() -> None:
+        await together(claim, refused, foreign, trained)
+        for journey in (crowd, rebooted):
+            await one(journey)
 
     async def fast() -> None:
         await one(shared)
         async with asyncio.TaskGroup() as group:
-            for journey in (claim, refused, foreign, deleted):
-                group.create_task(one(journey))
-            group.create_task(those_of_a_node())
+            group.create_task(one(deleted))  # waits for a call of the kubelet, as slow does
+            group.create_task(alone())
 
     cluster.hub.repo("org/model").commit(MODEL)
     async with asyncio.TaskGroup() as group:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tests.kubernetes.images import why_no_base
 from tests.support.agent.mounts import may_mount
+from tests.support.services.training import CLIENTS
 
 ROOT: Final = Path(__file__).parents[2]
 GIVEN: Final = os.environ.get("BDN_KUBERNETES_BIN")
@@ -30,6 +31,13 @@ def why_no_cluster() -> str:
     return why_no_base(_beside("base"))
 
 
+def why_no_training() -> str:
+    """What users of truss lack there, or an empty text."""
+    if not CLIENTS.exists():
+        return "truss is not installed: make kubernetes installs it"
+    return "" if (_beside("root") / "usr/bin/git").exists() else "truss needs git in the cluster's root"
+
+
 def run_cluster() -> Report:
     """What happened in the cluster. Blocking, for minutes."""
     binaries, base, folder = Path(GIVEN or "").absolute(), _beside("base"), Path(tempfile.mkdtemp(prefix="k8s-"))
@@ -43,7 +51,7 @@ def run_cluster() -> Report:
         ended = subprocess.run(
             [*rig, *command], cwd="/", env=given, capture_output=True, text=True, timeout=_LONGEST_SECONDS, check=False
         )
-        assert (folder / "report.json").exists(), ended.stdout + ended.stderr
+        assert ended.returncode == 0, ended.stdout + ended.stderr
         return dict(json.loads((folder / "report.json").read_text()))
     finally:
         shutil.rmtree(folder)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.doubles.content import Content, sha256_of
 from tests.kubernetes.journeys import CROWDS, JOURNEYS, MODEL, READERS, SLOW
-from tests.kubernetes.report import Report, run_cluster, why_no_cluster
+from tests.kubernetes.report import Report, run_cluster, why_no_cluster, why_no_training
 
-WHY_NOT = why_no_cluster()
+WHY_NOT, WHY_NO_TRAINING = why_no_cluster(), why_no_training()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
@@ -128,3 +128,17 @@ def test_rollout__of_all_agents_and_drivers__is_not_noticed_by_pods_that_read(re
 
 def test_pods__that_are_deleted__leave_no_stage_mount_or_directory(report: Report) -> None:
     assert (report["emptied"]["stages"], report["emptied"]["volumes"]) == ([], [])
+
+
+@pytest.mark.skipif(bool(WHY_NO_TRAINING), reason=WHY_NO_TRAINING)
+def test_training_job__pushed_by_truss__runs_as_a_pod_with_its_weights_and_pushes_its_checkpoint(
+    report: Report,
+) -> None:
+    trained = report["trained"]
+    assert (trained["status"], trained["reason"]) == ("COMPLETED", "")
+    said = trained["log"].replace("\n", "").replace(" ", "")
+    for name, content in MODEL.items():
+        assert f"FILE/app/model/{name}{sha256_of(content)}" in said
+    assert "WRITTEN" not in said
+    assert trained["pods"] == ["Succeeded"]
+    assert [source.rpartition("/")[2] for source in trained["checkpoints"]] == ["checkpoint-1"]

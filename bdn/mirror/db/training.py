@@ -24,10 +24,11 @@ from bdn.mirror.db.tables import (
     TrainingLogRow,
 )
 from bdn.mirror.db.waiting import JOBS_CHANGED, agent_topic
+from bdn.wire.training_schema import JOBS_AT_ONCE
 
 OWN: Final = -1  # the rank of the mirror's own lines
 DROPPED: Final = -2  # the rank of the line that counts the lines dropped from a long log
-MOST_LISTED: Final = 1000  # jobs of a list or search
+_SEARCHED: Final = 10_000  # newest jobs of an organisation, by their names and parts of their ids
 _PLACEMENT: Final = "placement"
 Line = tuple[int, str]  # its time in nanoseconds since the epoch, and its text
 
@@ -80,7 +81,7 @@ async def listed(
     statuses: Collection[str] | None = None,
     is_ascending: bool = False,
 ) -> list[JobState]:
-    """The newest ``MOST_LISTED`` jobs, newest first unless ``is_ascending``."""
+    """The newest ``JOBS_AT_ONCE`` jobs, newest first unless ``is_ascending``."""
     query = _states(organisation, team)
     if project is not None:
         query = query.where(TrainingJobRow.project == project)
@@ -88,9 +89,29 @@ async def listed(
         query = query.where(TrainingJobRow.id == job)
     if statuses is not None:
         query = query.where(TrainingJobRow.status.in_(statuses))
-    query = query.order_by(TrainingJobRow.created_at.desc(), TrainingJobRow.id.desc()).limit(MOST_LISTED)
+    query = query.order_by(TrainingJobRow.created_at.desc(), TrainingJobRow.id.desc()).limit(JOBS_AT_ONCE)
     found = [JobState(*one) for one in (await session.execute(query)).all()]
     return found[::-1] if is_ascending else found
+
+
+async def named(
+    session: ReadSession, organisation: str, team: str | None, part: str, limit: int
+) -> list[tuple[str, str, str]]:
+    """Id, name and project of jobs with ``part`` in their id or name in any case, newest first.
+
+    Among the newest 10,000 jobs of the organisation: no index has parts of names.
+    """
+    job = TrainingJobRow
+    newest = select(job.id, job.name, job.project, job.created_at).where(job.organisation == organisation)
+    recent = newest.order_by(job.created_at.desc(), job.id.desc()).limit(_SEARCHED).subquery()
+    query = select(recent.c.id, recent.c.name, ProjectRow.name).join(ProjectRow, ProjectRow.id == recent.c.project)
+    query = query.where(
+        or_(recent.c.id.icontains(part, autoescape=True), recent.c.name.icontains(part, autoescape=True))
+    )
+    if team is not None:
+        query = query.where(ProjectRow.team == team)
+    query = query.order_by(recent.c.created_at.desc(), recent.c.id.desc()).limit(limit)
+    return [(found, name, project) for found, name, project in (await session.execute(query)).all()]
 
 
 async def latest(session: ReadSession, organisation: str, project: str | None = None) -> dict[str, TrainingJobRow]:

@@ -5,18 +5,19 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bdn.core.chunk import CHUNK_SIZE, Digest
-from bdn.core.errors import BdnError, InternalError, NotFoundError, single_error
+from bdn.core.errors import BdnError, InternalError, NotFoundError
 from bdn.core.source.upstream import Identity
 from bdn.core.source.uri import COUNT_LIMIT, Auth, AuthMethod, HuggingFaceUri, Patterns, WeightsSource, select
 from bdn.core.store import PUBLIC, scope_of
 from bdn.mirror.db import events, identities, manifests, mirrors
 from bdn.mirror.db.tables import MirrorSourceRow
+from bdn.mirror.db.waiting import in_background
 from bdn.mirror.ingest.requests import MirrorRequests
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.http_fields import LONGEST_WAIT_SECONDS
@@ -59,18 +60,20 @@ class GatewayCopies:
     _running: dict[WantedFile, str] = field(default_factory=dict)  # mirrors
     _failed: dict[WantedFile, tuple[BdnError, float]] = field(default_factory=dict)  # and until when that is known
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """While the block lasts, files are copied. A mirror that was requested continues after it."""
-        with single_error():
+        entered = asyncio.Event()
+
+        async def copying() -> None:
             async with self._group:
-                try:
-                    yield
-                finally:
-                    for task in self._tasks:
-                        task.cancel()
+                entered.set()
+                await asyncio.Event().wait()  # until canceled, and the tasks of the group with it
+
+        async with in_background(copying()):
+            await entered.wait()
+            yield
 
     def remember(self, repository: HuggingFaceUri, sha: str, revision: str) -> None:
         """Mirrors of the commit have the name of the branch by which clients know it."""
@@ -134,17 +137,11 @@ class GatewayCopies:
             self._queued.setdefault(wanted.commit, []).append(wanted)
             if wanted.commit not in self._queues:
                 self._queues.add(wanted.commit)
-                self._start(self._copy_queued(wanted.commit))
+                self._group.create_task(self._copy_queued(wanted.commit))
         await asyncio.wait([arrival], timeout=wait_seconds)
         self._check_failed(wanted)
         mirror = self._running.get(wanted)
         return None if mirror is None else (await self.requests.get(mirror, self.organisation)).eta_seconds
-
-    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = self._group.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _check_failed(self, wanted: WantedFile) -> None:
         error, until = self._failed.get(wanted, (None, 0.0))
@@ -155,7 +152,7 @@ class GatewayCopies:
         """Files that are requested within seconds are one mirror. A mirror that takes longer holds up no other."""
         try:
             while files := self._queued.pop(commit, None):
-                await asyncio.wait([self._start(self._copy_all(files))], timeout=_NEXT_SECONDS)
+                await asyncio.wait([self._group.create_task(self._copy_all(files))], timeout=_NEXT_SECONDS)
         finally:
             self._queues.discard(commit)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from bdn.core.errors import Fact, NotFoundError
 from bdn.core.events import Event
-from bdn.mirror.db import checkpoints, events, projects
+from bdn.mirror.db import checkpoints, events, projects, training
 from bdn.mirror.db.checkpoints import CheckpointState
 from bdn.mirror.db.database import Database, WriteSession
 from bdn.mirror.db.projects import ProjectState
@@ -51,6 +51,13 @@ class Projects:
         async with self.database.read() as session:
             found = await projects.listed(session, organisation, team)
         return [_project(one) for one in found]
+
+    async def jobs_named(
+        self, organisation: str, team: str | None, part: str, limit: int
+    ) -> list[tuple[str, str, str]]:
+        """Id, name and project of training jobs with ``part`` in their id or name, newest first."""
+        async with self.database.read() as session:
+            return await training.named(session, organisation, team, part, limit)
 
     async def make_project(self, organisation: str, team: str, name: str) -> Project:
         """Create a project of a team, or return the existing one. Raises ``NotFoundError`` for an unknown team."""

@@ -24,7 +24,7 @@ from bdn.mirror.page.rendering import Macros, Templates
 from bdn.mirror.page.sources import Sources
 from bdn.mirror.page.views import Asked, PageView, Show
 from bdn.wire.stage_schema import JobStage
-from bdn.wire.training_schema import PREFIX, LogQuery, TrainingJob, TrainingJobSearch
+from bdn.wire.training_schema import JOBS_AT_ONCE, PREFIX, LogQuery, TrainingJob, TrainingJobSearch
 
 _LINES: Final = 200
 _LISTED: Final = 200
@@ -42,7 +42,7 @@ async def _read_all(sources: Sources, caller: Caller, asked: Asked) -> Show:
 
     def show(templates: Templates) -> Iterator[Part | Group]:
         macros = templates.macros("job_parts.html")
-        yield Part(macros.list_heading(asked, len(found), len(views)))
+        yield Part(macros.list_heading(asked, len(found), len(views), len(found) == JOBS_AT_ONCE))
         yield Group('<ul id="jobs" class="cards">', [Part(macros.card(view)) for view in views], "</ul>")
 
     return show

@@ -11,7 +11,7 @@ from bdn.mirror.page.rendering import path_of
 from bdn.mirror.page.sources import Sources
 from bdn.wire.training_schema import TrainingJobSearch
 
-_SHOWN: Final = 20  # results of each kind
+_SHOWN: Final = 20  # results of each kind, the newest or first
 _MIRRORS: Final = 1000  # the newest, whose sources are searched
 _LONGEST_ID: Final = 256
 _MIRROR: Final = re.compile(r"mir_[0-9a-f]{24}")
@@ -56,12 +56,19 @@ async def _results(sources: Sources, caller: Caller, text: str) -> AsyncIterator
         for agent in (exact or nodes)[:_SHOWN]:
             yield "Node", agent.node, path_of("node", cluster=agent.cluster, node=agent.node)
     if len(text) <= _LONGEST_ID:
-        jobs = await sources.training_jobs.search(caller, TrainingJobSearch(job_id=text))
-        for job in jobs:
-            yield "Job", f"{job.training_project.name}/{job.id}", path_of("job", id=job.id)
+        jobs = await _jobs(sources, caller, text)
+        for job, name, project in jobs:
+            yield "Job", f"{project}/{job}, {name}", path_of("job", id=job)
         if not jobs and (await sources.job_stages.of(caller, text, limit=1))[0]:
             yield "Job", text, path_of("job", id=text)
     mirrors, _ = await sources.requests.page(caller.organisation, None, None, None, _MIRRORS, team=caller.team)
     named = [one.source for mirror in mirrors for one in mirror.sources if text.lower() in one.source.lower()]
     for source in [text] if text in named else [*dict.fromkeys(named)][:_SHOWN]:
         yield "Source", source, path_of("model", of=source)
+
+
+async def _jobs(sources: Sources, caller: Caller, text: str) -> Sequence[tuple[str, str, str]]:
+    """Id, name and project of the training job of this id, else of jobs with the text in their id or name."""
+    if exact := await sources.training_jobs.search(caller, TrainingJobSearch(job_id=text)):
+        return [(job.id, job.name, job.training_project.name) for job in exact]
+    return await sources.projects.jobs_named(caller.organisation, caller.team, text, _SHOWN)

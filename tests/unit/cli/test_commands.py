@@ -25,6 +25,14 @@ from bdn.wire.mirror_schema import HeldManifest, HeldManifests, Holding, StoreUs
 from bdn.wire.operation_schema import Eviction, EvictionRequest
 from bdn.wire.shapes import ErrorBody, Items, Page
 from bdn.wire.stage_schema import StageDocument, StageState, TierUse
+from bdn.wire.training_schema import (
+    JOBS_AT_ONCE,
+    OwnFields,
+    ProjectName,
+    TrainingJob,
+    TrainingJobsAnswer,
+    TrainingJobSearch,
+)
 from tests.support.content.names import named
 
 MADE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -287,3 +295,26 @@ def test_the_remedy_of_auth_required_names_the_option_of_the_command() -> None:
     said = in_options(str(AuthRequiredError("hf://o/m", "it is gated")))
     assert "Give --secret NAME and store" in said
     assert '"auth' not in said
+
+
+@pytest.mark.parametrize("count", [JOBS_AT_ONCE - 1, JOBS_AT_ONCE])
+def test_jobs_ls__warns_when_there_may_be_more_jobs(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    own = OwnFields(mirror_id=None, cluster=None, waiting_for=None, stopping=False, ranks=[], slowest_rank=None)
+    job = TrainingJob.model_construct(
+        id="0123456789", name="j", training_project=ProjectName(id="p", name="llama"), node_count=1, created_at=MADE,
+        current_status="TRAINING_JOB_RUNNING", error_message=None, bdn=own,
+    )  # fmt: skip
+
+    class Mirror:
+        async def training_jobs(self, _: TrainingJobSearch) -> TrainingJobsAnswer:
+            return TrainingJobsAnswer.model_construct(training_jobs=[job] * count)
+
+    @asynccontextmanager
+    async def client() -> AsyncIterator[Mirror]:
+        yield Mirror()
+
+    monkeypatch.setattr("bdn.cli.jobs.mirror_client", client)
+    done = CliRunner().invoke(bdn, ["jobs", "ls"])
+
+    assert done.stdout.count("0123456789") == count
+    assert ("the newest 1,000" in done.stderr) == (count == JOBS_AT_ONCE)

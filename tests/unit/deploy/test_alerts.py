@@ -129,6 +129,22 @@ def test_board__is_of_grafana_10_needs_no_plugin_and_leaves_the_data_source_open
 
 
 @pytest.mark.parametrize("name", BOARDS)
+def test_board__units_of_bytes_and_seconds_are_those_of_their_metrics(name: str) -> None:
+    measured = {"bytes": "_bytes", "Bps": "_bytes", "s": "_seconds"}
+    for panel in board(name)["panels"]:
+        config = panel["fieldConfig"]
+        own = {
+            one["matcher"]["options"]: each["value"]
+            for one in config["overrides"]
+            for each in one["properties"]
+            if each["id"] == "unit"
+        }
+        for target in panel["targets"]:
+            unit = own.get(target["legendFormat"], config["defaults"].get("unit"))
+            assert measured.get(unit, "") in target["expr"], (panel["title"], target["expr"])
+
+
+@pytest.mark.parametrize("name", BOARDS)
 def test_board__panels_do_not_overlap(name: str) -> None:
     cells = [
         (x, y)

@@ -211,6 +211,41 @@ def test_service_monitor__added_to_an_overlay__scrapes_the_mirrors_api(tmp_path:
     assert [each["replacement"] for each in endpoint["relabelings"]] == ["bdn-mirror"]  # as the rules have it
 
 
+@needs_kubectl
+@pytest.mark.parametrize(("overlay", "names"), [("minimal", {"agent"}), ("production", {"agent", "worker"})])
+def test_service_monitor__added_to_an_overlay__scrapes_the_ports_that_it_gives_agents_and_workers(
+    tmp_path: Path, overlay: str, names: set[str]
+) -> None:
+    documents = with_component(overlay, "service-monitor", tmp_path)
+    templates = {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in documents
+        if each["kind"] in ("Deployment", "DaemonSet")
+    }
+    assert names <= templates.keys()
+    for name in names:
+        monitor, template = one(documents, "PodMonitor", name)["spec"], templates[name]
+        container = next(each for each in template["spec"]["containers"] if each["name"] == name)
+        (endpoint,) = monitor["podMetricsEndpoints"]
+        assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        port = next(each["containerPort"] for each in container["ports"] if each["name"] == endpoint["port"])
+        variable = f"BDN_{name.upper()}_METRICS"
+        assert environment(container)[variable] == f"0.0.0.0:{port}"
+        assert variable in settings_of(container["command"][0])
+        labels = {each["targetLabel"]: each.get("replacement") for each in endpoint["relabelings"]}
+        assert labels == ({"job": "bdn-agent", "instance": None} if name == "agent" else {"job": "bdn-mirror"})
+    for each in documents:
+        if each["apiVersion"] != "monitoring.coreos.com/v1":
+            kubernetes_validate.validate(each, VERSIONS[-1], strict=True)
+    policies = [
+        each["spec"] for each in documents if each["kind"] == "NetworkPolicy" and not each["spec"]["podSelector"]
+    ]
+    assert [rule["ports"] for policy in policies for rule in policy["ingress"]] == [
+        [{"port": "metrics"}] for _ in policies
+    ]
+    assert len(policies) == (overlay == "production")
+
+
 # --- commands and settings ---
 
 
