@@ -57,12 +57,12 @@ def test_a_job__completes_with_its_weights_and_its_lines_are_in_the_log(jobs: Jo
 
 
 @pytest.mark.skipif(not CLIENTS.exists(), reason="truss is not installed; make test installs it")
-def test_a_job_of_truss__finds_its_folder_as_working_directory(world: World) -> None:
+def test_a_job_of_truss__finds_its_folder_as_working_directory(world: World, jobs: Jobs) -> None:
     user = User(world.cluster, world.cluster.shell("operator"))
-    script = "import os, pathlib; print('from', pathlib.Path(__file__).parent, os.environ['BT_TRAINING_JOB_NAME'])"
-    user.push("llama", "python3 sub/script.py", files={"sub/script.py": script})
-    assert "from /b10/workspace/sub job-" in user.said
-    assert "completed successfully" in user.said
+    script = "import os, pathlib; print('in', pathlib.Path(__file__).parent.absolute(), os.getcwd())"
+    job = user.start("llama", "python3 sub/script.py", files={"sub/script.py": script})
+    jobs.reached(job, "COMPLETED")
+    assert jobs.lines(job) == ["in /b10/workspace/sub /b10/workspace"]
 
 
 def test_a_command_that_fails__fails_the_job_with_rank_node_and_code(jobs: Jobs) -> None:

@@ -23,6 +23,7 @@ OWNER_LABEL: Final = "bdn.dev/mirror"  # the id of the mirror's database: two mi
 WANT: Final = "bdn.dev/want"  # an annotation of a pod, in a file that ``bdn-rank follow`` reads
 PREPARE, MAIN, FOLLOW = "prepare", "main", "bdn"  # containers
 _RUN_PLACE: Final = "/b10/run"
+_RUN_BYTES: Final = "2Gi"  # what a job writes there, 1 GiB on agents, and the output that is not sent yet
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _KEPT_SECONDS: Final = 86400  # of a Job that has ended, for kubectl
 _GRACE_SECONDS: Final = 60  # from SIGTERM to SIGKILL: start.sh needs half a minute
@@ -199,8 +200,9 @@ def _main(job: PodJob) -> Manifest:
 
 
 def _volumes(job: PodJob) -> Iterator[Manifest]:
-    for name in ("rank", "run", "workspace", "tmp", "scratch"):
+    for name in ("rank", "workspace", "tmp", "scratch"):
         yield {"name": name, "emptyDir": {}}
+    yield {"name": "run", "emptyDir": {"sizeLimit": _RUN_BYTES}}
     if (checkpointing := job.spec.runtime.checkpointing) is not None:
         size = checkpointing.size_bytes
         yield {"name": "checkpoints", "emptyDir": {} if size is None else {"sizeLimit": str(size)}}

@@ -118,6 +118,7 @@ def test_pod__has_one_rank_a_node_the_gpus_and_limits_of_the_job() -> None:
     assert limits == {"cpu": "8", "memory": str(64 * 1024**3), "nvidia.com/gpu": "8"}
     volumes = {one["name"]: one for one in spec["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": str(32 * 1024**3)}
+    assert volumes["run"]["emptyDir"] == {"sizeLimit": "2Gi"}
     assert volumes["checkpoints"]["emptyDir"] == {"sizeLimit": str(10 * 1024**3)}
     assert not {"nodeSelector", "tolerations", "imagePullSecrets"} & pod(BARE).keys()
     assert container(BARE, "main")["resources"] == {}
