@@ -33,9 +33,11 @@ def why_no_cluster() -> str:
 
 def why_no_training() -> str:
     """What users of truss lack there, or an empty text."""
+    if not GIVEN:
+        return why_no_cluster()
     if not CLIENTS.exists():
         return "truss is not installed: make kubernetes installs it"
-    return "" if (_beside("root") / "usr/bin/git").exists() else "truss needs git in the cluster's root"
+    return "" if (_beside("root") / "usr/bin/git").exists() else f"truss needs git in {_beside('root')}"
 
 
 def run_cluster() -> Report:
