@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from bdn import __version__
 from bdn.core.errors import InUseError, InvalidRequestError, NotFoundError, UnauthenticatedError
 from bdn.disk.durable import disk_errors
+from bdn.disk.threads import in_thread
 from bdn.net.api_server import (
     CALLER,
     EVENTS,
@@ -48,7 +49,6 @@ from bdn.wire.stage_schema import (
     StageRequest,
 )
 from node_agent.app import Agent
-from node_agent.background_tasks import in_thread
 from node_agent.gateway import serving_gateway
 
 _TEXT: Final = r"^[^\x00]*$"

@@ -15,6 +15,7 @@ from bdn import __version__
 from bdn.core.events import Event
 from bdn.core.pace.retry import RetryPolicy
 from bdn.disk.direct import DirectWrites
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.net.chunk_server.server import ChunkServer
 from bdn.net.client import OutageRetry
@@ -24,7 +25,7 @@ from bdn.transfer.byte_threads import BufferPool, ByteThreads, pacer
 from bdn.transfer.fair_limit import FairLimit
 from bdn.wire.heartbeat_schema import Heartbeat
 from bdn.wire.http_fields import is_in_the_clear, is_loopback
-from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.kubelet_disk import kubelet_place, warn_of_kubelet
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import Quarantine

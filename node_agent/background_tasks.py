@@ -1,16 +1,14 @@
 """Background tasks with an owner, whose context cancels and awaits them."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import TracebackType
-from typing import ParamSpec, Self, TypeVar
+from typing import Self, TypeVar
 
 from bdn.core.cache.index import Steps
 from bdn.core.errors import single_error
-from bdn.transfer.byte_threads import ended
 
-_Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
 
@@ -43,21 +41,6 @@ class BackgroundTasks:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def to_the_end(work: Coroutine[object, object, _Result]) -> _Result:
-    """Await work that must not stop half-way: a cancellation is raised after the work has ended."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await ended(task)
-        raise
-
-
-async def in_thread(call: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-    """Run a blocking call in a thread and await its end, so that no thread writes after its caller was canceled."""
-    return await to_the_end(asyncio.to_thread(call, *args, **kwargs))
 
 
 async def happens_within(seconds: float, event: asyncio.Event) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from bdn.disk.binding import mounts_below
+from bdn.disk.threads import in_thread
 from bdn.settings import SettingsError
 from node_agent.app import Agent, open_agent
-from node_agent.background_tasks import in_thread
 from node_agent.run.launchers import answering_launcher
 from node_agent.settings import AgentSettings, load_settings
 from node_agent.stage.pulls import Pulls

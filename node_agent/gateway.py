@@ -34,6 +34,7 @@ from bdn.core.errors import (
 )
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.durable import disk_errors
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.net.api_server import bind_tcp, describe_validation, serving
 from bdn.net.request_bodies import CLOSE, answer_early
@@ -45,7 +46,7 @@ from bdn.wire.http_fields import (
 )
 from bdn.wire.hub_schema import HubAnswer, HubContent, HubRequest
 from node_agent.app import Agent
-from node_agent.background_tasks import BackgroundTasks, in_thread
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.fill.provision import FillRequest
 from node_agent.metrics import AgentMetrics
 from node_agent.stage.lifecycle import Lifecycle

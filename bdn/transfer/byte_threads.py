@@ -18,6 +18,7 @@ from bdn.core.chunk import CHUNK_SIZE
 from bdn.core.errors import CanceledError
 from bdn.core.pace.limit import Outcome, Pace, PaceRule
 from bdn.core.pace.rate_limit import TokenBucket
+from bdn.disk.threads import ended
 
 _LOOK_SECONDS: Final = 0.1  # the longest delay until a waiting thread notices ``stop``
 
@@ -177,18 +178,6 @@ class ByteThreads:
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
-
-
-async def ended(work: asyncio.Future[_Result]) -> None:
-    """Wait for work that continues after a cancellation, even through a second one, as by another Ctrl-C.
-
-    If the work fails, its error is dropped.
-    """
-    while not work.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([work])
-    if not work.cancelled():
-        work.exception()
 
 
 class BufferPool:

@@ -13,7 +13,8 @@ from bdn.core.chunk import Digest
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.core.events import Event
 from bdn.core.layout import Manifest
-from node_agent.background_tasks import in_steps, in_thread, to_the_end
+from bdn.disk.threads import in_thread, to_the_end
+from node_agent.background_tasks import in_steps
 from node_agent.cache.cache_events import (
     Account,
     CacheEvents,

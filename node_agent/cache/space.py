@@ -13,7 +13,7 @@ from bdn.core.cache.index import SpaceLedger
 from bdn.core.errors import DiskFailedError
 from bdn.core.units import format_size
 from bdn.disk.durable import disk_errors
-from node_agent.background_tasks import in_thread
+from bdn.disk.threads import in_thread
 from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.settings import AgentSettings
 

@@ -16,9 +16,9 @@ from bdn.core.chunk import Digest
 from bdn.core.events import Event
 from bdn.core.layout import Manifest
 from bdn.disk.durable import disk_errors, remove_tree
+from bdn.disk.threads import in_thread
 from bdn.wire.grants import Grant
 from bdn.wire.operation_schema import Tier
-from node_agent.background_tasks import in_thread
 from node_agent.cache.cache_events import CacheEvents, dropped
 from node_agent.cache.cluster_tier import ChunkFiles, ClusterTier
 from node_agent.cache.held_chunks import HeldChunks

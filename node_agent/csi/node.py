@@ -10,6 +10,7 @@ from typing import Final
 from grpc import StatusCode
 
 from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidRequestError, MountFailedError
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import AgentClient, MirrorClient
 from bdn.wire.mirror_schema import TERMINAL as MIRROR_TERMINAL
 from bdn.wire.mirror_schema import Mirror
@@ -21,7 +22,7 @@ from node_agent.csi.refusal import Refusal, mirroring, staging
 from node_agent.csi.settings import CsiSettings
 from node_agent.csi.target import Target, opened_view, uid_of
 from node_agent.csi.volume import PodVolume
-from node_agent.csi.waiting import Call, Calls, in_thread
+from node_agent.csi.waiting import Call, Calls
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 4.0  # the kubelet gets figures of this age at most

@@ -83,13 +83,3 @@ class Calls:
     def stop(self) -> None:
         for call in self._by_target.values():
             call.stop()
-
-
-async def in_thread(work: Callable[[], _Answer]) -> _Answer:
-    """Run blocking work to its end, also when the caller is canceled."""
-    running = asyncio.get_running_loop().run_in_executor(None, work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise

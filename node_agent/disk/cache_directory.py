@@ -13,7 +13,7 @@ from typing import Final
 from bdn.core.errors import DiskFailedError, InUseError
 from bdn.disk.direct import DirectWrites
 from bdn.disk.durable import disk_errors, try_lock
-from node_agent.background_tasks import in_thread
+from bdn.disk.threads import in_thread
 from node_agent.disk.cache_format import check_format, keep_format
 from node_agent.disk.group_sync import GroupSync
 from node_agent.disk.places import Places

@@ -10,7 +10,7 @@ from typing import Final, Self
 from bdn.core.errors import DiskFailedError
 from bdn.disk.durable import disk_errors, opened
 from bdn.disk.syscalls import file_system_magic, sync_file_system
-from node_agent.background_tasks import in_thread
+from bdn.disk.threads import in_thread
 
 FEW: Final = 8  # below this, files are synced one by one, without waiting for other programs' dirty pages
 

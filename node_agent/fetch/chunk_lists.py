@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from bdn.core.chunk import Digest
 from bdn.core.errors import NotFoundError
 from bdn.core.manifest import Root
-from node_agent.background_tasks import in_thread
+from bdn.disk.threads import in_thread
 from node_agent.fetch.documents import Catalogue
 from node_agent.fetch.reads_in_progress import ReadsInProgress, landed
 

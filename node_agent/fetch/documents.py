@@ -17,6 +17,7 @@ from bdn.core.manifest import PageRef, Root
 from bdn.core.pace.retry import Outage, RetryPolicy
 from bdn.core.source.uri import HuggingFaceUri
 from bdn.disk.durable import disk_errors, write_durably
+from bdn.disk.threads import in_thread
 from bdn.local.hub_cache import tree_document, tree_entry
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import ContentClient, OutageRetry
@@ -24,7 +25,6 @@ from bdn.net.tls import Authorities
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import ChunkReader, fetch
 from bdn.wire.shapes import ServiceUnreachableError, UntrustedServiceError, WrongDocumentError
-from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held, ManifestRecords
 from node_agent.fetch.chain import ReaderChain
 from node_agent.fetch.fill_context import FillContext, RetryBudget, Routing

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from bdn.core.chunk import Digest
 from bdn.core.errors import DiskFailedError
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.disk.threads import to_the_end
 from bdn.transfer.under_way import UnderWay
 from bdn.wire.operation_schema import Tier
-from node_agent.background_tasks import BackgroundTasks, to_the_end
+from node_agent.background_tasks import BackgroundTasks
 
 Report = Callable[[Tier, int], None]  # the tier of bytes that are here now, and how many
 FileReport = Callable[[Digest, Tier, int], None]  # likewise, with the file

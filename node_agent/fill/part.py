@@ -21,7 +21,7 @@ from bdn.core.errors import InternalError
 from bdn.disk.direct import DirectFile, DirectWrites
 from bdn.disk.durable import disk_errors, open_folder, sync_folder, write_all
 from bdn.disk.syscalls import REFUSED, allocate
-from node_agent.background_tasks import in_thread
+from bdn.disk.threads import in_thread
 from node_agent.disk.cache_directory import CacheDirectory
 from node_agent.disk.places import temporary_name
 from node_agent.disk.whole_files import WholeFiles

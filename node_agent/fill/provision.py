@@ -17,11 +17,11 @@ from bdn.core.errors import BdnError, single_error
 from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.ring.placement import in_flight_each
+from bdn.disk.threads import in_thread, to_the_end
 from bdn.traces import spans
 from bdn.transfer.byte_threads import ByteThreads
 from bdn.transfer.chunk_readers import BytesByTier, fetch
 from bdn.transfer.under_way import Arriving
-from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.records import Held
 from node_agent.cache.space import blaming

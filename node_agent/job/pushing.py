@@ -15,6 +15,7 @@ from blake3 import blake3
 from bdn.core.chunk import ByteRange, Digest, chunk_count, chunk_range, digest_of
 from bdn.core.errors import BdnError, DiskFailedError, NotFoundError, QuotaExceededError, single_error
 from bdn.core.manifest import Cutter, is_small, slab_cutter
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry, at_port
 from bdn.net.http1.connection import FileBody
@@ -25,7 +26,6 @@ from bdn.wire.http_fields import authorization, push_path
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CHUNKS_AT_ONCE, CheckpointDetails, ChunkList, CommitRequest, PushedFile, PushRequest
 from bdn.wire.shapes import ServiceUnreachableError, error_from
-from node_agent.background_tasks import in_thread
 from node_agent.job.tree import ChangedError, OpenFile
 
 NAMERS: Final = 2  # with 1 a push was a tenth slower, with 4 no faster

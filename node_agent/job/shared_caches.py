@@ -32,6 +32,7 @@ from bdn.core.errors import (
 )
 from bdn.core.training.cache_summary import CacheSummary
 from bdn.disk.syscalls import prefer_others
+from bdn.disk.threads import in_thread, to_the_end
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.cache_schema import (
     CacheSummaryBody,
@@ -49,7 +50,7 @@ from bdn.wire.grants import CacheGrant
 from bdn.wire.heartbeat_schema import CacheUse, Report
 from bdn.wire.job_schema import CacheFolders
 from bdn.wire.shapes import LARGEST
-from node_agent.background_tasks import happens_within, in_thread, to_the_end
+from node_agent.background_tasks import happens_within
 from node_agent.job.cache_volume import CacheVolume
 from node_agent.job.cache_walk import summarized
 

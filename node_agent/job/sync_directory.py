@@ -8,13 +8,13 @@ from typing import Final
 
 from bdn.core.source.uri import CheckpointUri
 from bdn.disk.durable import make_folder
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
 from bdn.net.tls import Authorities
 from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.wire.mirror_schema import Mirror
-from node_agent.background_tasks import in_thread
 from node_agent.job.journal import VolumeJournal
 from node_agent.job.pushing import NAMERS, Pusher
 from node_agent.job.syncing import SETTLE_SECONDS, Syncer

@@ -31,9 +31,10 @@ from bdn.core.training.checkpoints import (
 )
 from bdn.core.training.settling import Settling, Stamp, why_incomplete
 from bdn.core.training.wholeness import why_not_whole
+from bdn.disk.threads import in_thread
 from bdn.wire.mirror_schema import Mirror
 from bdn.wire.push_schema import CheckpointDetails, skipped_within_bounds
-from node_agent.background_tasks import happens_within, in_thread
+from node_agent.background_tasks import happens_within
 from node_agent.job.journal import Committed, VolumeJournal
 from node_agent.job.pushing import Pusher, SentFile
 from node_agent.job.tree import ChangedError, JobDirectory, JobTree, open_for_writing

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from bdn.core.errors import BdnError, CacheFullError, CacheTooSmallError
 from bdn.disk.durable import disk_errors
+from bdn.disk.threads import in_thread
 from bdn.wire.job_schema import (
     LEAST_BYTES,
     Bound,
@@ -21,7 +22,6 @@ from bdn.wire.job_schema import (
     VolumeState,
 )
 from bdn.wire.shapes import body_of
-from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import SetAside
 from node_agent.job.bounds import BoundedFolder, VolumeOwner

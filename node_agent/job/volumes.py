@@ -29,6 +29,7 @@ from bdn.core.source.uri import CheckpointUri, parse_source
 from bdn.disk.binding import mounts_below, unbind
 from bdn.disk.durable import disk_errors, make_folder, sync_folder, write_durably
 from bdn.disk.syscalls import prefer_others
+from bdn.disk.threads import in_thread, to_the_end
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.http1.pool import ConnectionPool
@@ -37,7 +38,7 @@ from bdn.transfer.byte_threads import ByteThreads, pacer
 from bdn.wire.grants import PushGrant
 from bdn.wire.job_schema import Bound, JobVolumeRequest
 from bdn.wire.stage_schema import ExposureKind
-from node_agent.background_tasks import BackgroundTasks, happens_within, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks, happens_within
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.disk.cache_directory import boot_id
 from node_agent.disk.trash import Trash

@@ -17,6 +17,7 @@ from bdn.core.errors import BdnError, CanceledError, InternalError, InvalidReque
 from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.core.pace.rounds import ScrubRound
+from bdn.disk.threads import in_thread, to_the_end
 from bdn.wire.heartbeat_schema import Command, Report
 from bdn.wire.operation_schema import (
     EvictCommand,
@@ -33,7 +34,7 @@ from bdn.wire.operation_schema import (
 )
 from bdn.wire.shapes import ErrorBody, body_of
 from bdn.wire.stage_schema import BytesFrom
-from node_agent.background_tasks import BackgroundTasks, in_steps, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks, in_steps
 from node_agent.cache.cache_events import OnRequest, about_holder
 from node_agent.cache.node_cache import NodeCache
 from node_agent.fill.progress import FillProgress

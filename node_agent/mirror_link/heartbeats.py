@@ -15,11 +15,12 @@ from bdn.core.cache.index import SpaceLedger
 from bdn.core.chunk import digest_of
 from bdn.core.errors import BdnError, DiskFailedError, LimitExceededError
 from bdn.disk.direct import DirectWrites
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.heartbeat_schema import Heartbeat, HeartbeatReply, HoldingsChange
 from bdn.wire.mirror_schema import Holding
 from bdn.wire.stage_schema import Cache, TierUse, Writes
-from node_agent.background_tasks import BackgroundTasks, happens_within, in_steps, in_thread
+from node_agent.background_tasks import BackgroundTasks, happens_within, in_steps
 from node_agent.cache.node_cache import NodeCache
 from node_agent.cache.space import Room, check_fitness
 from node_agent.fetch.peers import Members

@@ -20,9 +20,9 @@ from bdn.core.errors import BdnError, LimitExceededError, NotFoundError
 from bdn.core.pace.retry import RetryPolicy
 from bdn.disk.durable import disk_errors, write_at_once
 from bdn.disk.syscalls import punch_hole
+from bdn.disk.threads import in_thread
 from bdn.net.client import OutageRetry
 from bdn.wire.run_schema import LINE_BYTES, LINES_AT_ONCE, LOG_BYTES, LONGEST_LINE, RunOutput
-from node_agent.background_tasks import in_thread
 from node_agent.run.directory import RunDirectory, opened_plain
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,14 @@ from bdn.core.source.uri import CheckpointUri
 from bdn.core.training.environment import WORKSPACE
 from bdn.core.units import format_duration
 from bdn.disk.durable import disk_errors, remove_tree
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.net.tls import Authorities
 from bdn.settings import FileSettings, LogForm, ServiceUrl
 from bdn.wire.run_schema import Rank, RunId, RunOutput, RunSpec
 from bdn.wire.shapes import ServiceUnreachableError
-from node_agent.background_tasks import happens_within, in_thread
+from node_agent.background_tasks import happens_within
 from node_agent.job.sync_directory import opened_syncer
 from node_agent.job.syncing import AGAIN_SECONDS, Syncer
 from node_agent.run.archive import archive_in, unpack

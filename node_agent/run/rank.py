@@ -20,13 +20,13 @@ from bdn.core.pace.retry import RetryPolicy
 from bdn.core.training.environment import WORKSPACE
 from bdn.core.training.states import RankState
 from bdn.disk.durable import disk_errors, remove_tree
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.net.client import OutageRetry
 from bdn.wire.job_schema import JobVolumeRequest, SyncStatus
 from bdn.wire.progress import total_of
 from bdn.wire.run_schema import NodeCapacity, RunReport, RunSpec
 from bdn.wire.shapes import body_of
-from node_agent.background_tasks import in_thread
 from node_agent.disk.cache_directory import boot_id
 from node_agent.disk.trash import Trash
 from node_agent.job.volume import Volume

@@ -12,10 +12,11 @@ from typing import Final
 from bdn.core.errors import BdnError, DiskFailedError, InvalidRequestError, NotFoundError
 from bdn.core.training.states import OVER
 from bdn.disk.durable import disk_errors, make_folder
+from bdn.disk.threads import in_thread
 from bdn.net.api_clients import MirrorClient
 from bdn.wire.heartbeat_schema import Report
 from bdn.wire.run_schema import NodeCapacity, RunCommand, RunReport
-from node_agent.background_tasks import BackgroundTasks, happens_within, in_thread
+from node_agent.background_tasks import BackgroundTasks, happens_within
 from node_agent.disk.trash import Trash
 from node_agent.job.volumes import JobVolumes
 from node_agent.mirror_link.heartbeats import ChangeSignal

@@ -18,9 +18,9 @@ from bdn.core.chunk import (
     file_digest,
 )
 from bdn.disk.direct import UncachedFile
+from bdn.disk.threads import in_thread
 from bdn.transfer.byte_threads import BufferPool
 from bdn.wire.operation_schema import DamagedItem, Tier
-from node_agent.background_tasks import in_thread
 from node_agent.cache.quarantine import Evidence, Quarantine
 from node_agent.metrics import AgentMetrics
 

@@ -22,9 +22,9 @@ from bdn.core.layout import Layout
 from bdn.core.pace.rate_limit import TrafficClass
 from bdn.disk.direct import UncachedFile
 from bdn.disk.durable import disk_errors, opened, sync_folder, write_all, write_durably
+from bdn.disk.threads import in_thread, to_the_end
 from bdn.transfer.byte_threads import BufferPool
 from bdn.transfer.chunk_readers import ChunkReader, fetch
-from node_agent.background_tasks import in_thread, to_the_end
 from node_agent.cache.quarantine import Quarantine
 from node_agent.cache.records import ManifestRecords
 from node_agent.disk.places import Places

@@ -21,8 +21,8 @@ from bdn.core.errors import BdnError, DiskFailedError
 from bdn.core.events import Event
 from bdn.core.pace.rounds import Position, ScrubRound
 from bdn.disk.durable import disk_errors, write_at_once
+from bdn.disk.threads import in_thread
 from bdn.wire.operation_schema import DamagedItem, Outcome
-from node_agent.background_tasks import in_thread
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.cache.quarantine import SuspectFiles
 from node_agent.scrub.reading import FileDamage, Findings, ScrubReader, ScrubTarget, single_chunk

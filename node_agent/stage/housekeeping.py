@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bdn.core.errors import BdnError, CanceledError
-from node_agent.background_tasks import in_thread
+from bdn.disk.threads import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import NodeStage, StageRecord
 

@@ -14,10 +14,11 @@ from bdn.core.errors import BdnError, DiskFailedError, InternalError
 from bdn.core.events import Ending
 from bdn.core.layout import Manifest
 from bdn.core.pace.rate_limit import TrafficClass
+from bdn.disk.threads import in_thread, to_the_end
 from bdn.traces import spans
 from bdn.wire.shapes import body_of
 from bdn.wire.stage_schema import StageState
-from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import Clock, NodeCache
 from node_agent.disk.whole_files import ChangedFilesError
 from node_agent.fill.provision import FillRequest, Provision

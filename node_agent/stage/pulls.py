@@ -10,8 +10,9 @@ from bdn.core.errors import CacheFullError, CacheTooSmallError, InvalidRequestEr
 from bdn.core.layout import Manifest
 from bdn.core.room import Need, Tree
 from bdn.disk.durable import disk_errors
+from bdn.disk.threads import in_thread
 from bdn.wire.stage_schema import PullLosses, StageDocument
-from node_agent.background_tasks import in_steps, in_thread
+from node_agent.background_tasks import in_steps
 from node_agent.cache.node_cache import NodeCache
 from node_agent.stage.pulled import PulledDirectories
 from node_agent.stage.stage import NodeStage

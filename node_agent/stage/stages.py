@@ -6,12 +6,12 @@ from pathlib import Path, PurePosixPath
 
 from bdn.core.errors import BdnError, CanceledError, InvalidRequestError, NotFoundError
 from bdn.core.source.uri import parse_source
+from bdn.disk.threads import in_thread
 from bdn.local.hub_cache import HubRepository
 from bdn.wire import stage_schema
 from bdn.wire.grants import Grant, GrantedMount
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import stage_id_of
-from node_agent.background_tasks import in_thread
 from node_agent.stage.lifecycle import Lifecycle
 from node_agent.stage.stage import MountRecord, NodeStage, StageRecord, StageRegistry
 

@@ -12,7 +12,8 @@ from typing import Final
 from bdn.core.pace.rate_limit import TokenBucket
 from bdn.core.units import format_size
 from bdn.disk.durable import opened
-from node_agent.background_tasks import BackgroundTasks, in_thread
+from bdn.disk.threads import in_thread
+from node_agent.background_tasks import BackgroundTasks
 from node_agent.cache.node_cache import Clock
 from node_agent.stage.stage import NodeStage, StageRegistry, Warming
 from node_agent.stage.view.views import Views

@@ -173,7 +173,7 @@ async def test_a_command_answers_the_open_heartbeat_at_once(mirror: MirrorUnderT
     reply = await asyncio.wait_for(waiting, 60)
     what = {"manifests": [manifest], "job": None, "lru_bytes": None, "all": False, "tier": "node"}
     who = {"organisation": "default", "asked_by": "an operator of default"}
-    how = {"dry_run": False, "force": False, "plan": None, "holders": [], "purge": False}
+    how: dict[str, object] = {"dry_run": False, "force": False, "plan": None, "holders": [], "purge": False}
     assert reply["pending"][0]["evict"] == {"id": eviction["id"], "source": "hf://org/model", **how, **what, **who}
     assert eviction["status"] == "RUNNING"
     after = await agent.carry_out(reply, item(manifest, 5))

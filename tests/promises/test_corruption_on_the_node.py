@@ -13,11 +13,11 @@ from bdn.core.chunk import CHUNK_SIZE, Digest, digest_of
 from bdn.core.errors import DiskFailedError, NotFoundError
 from bdn.core.layout import Manifest
 from bdn.disk.direct import UncachedFile
+from bdn.disk.threads import in_thread
 from bdn.wire.operation_schema import EvictCommand, PathVerificationRequest, VerifyCommand, VerifyReport
 from bdn.wire.shapes import ReportedError
 from bdn.wire.stage_schema import StageRequest
 from node_agent.app import Agent
-from node_agent.background_tasks import in_thread
 from node_agent.cache.records import Held
 from node_agent.disk.places import Places
 from node_agent.fetch.documents import Catalogue

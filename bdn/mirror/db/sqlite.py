@@ -14,7 +14,7 @@ from sqlalchemy import URL, event
 from sqlalchemy.engine import Connection, ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from bdn.transfer.byte_threads import ended
+from bdn.disk.threads import ended
 
 _PRIVATE: Final = 0o600
 _ROWS: Final = 64  # that the driver fetches at once

@@ -66,7 +66,7 @@ class Condition(_Document):
     message: str = ""
 
 
-class Waiting(_Document):
+class ContainerWaiting(_Document):
     reason: str = ""
     message: str = ""
 
@@ -84,7 +84,7 @@ class Terminated(_Document):
 
 
 class ContainerState(_Document):
-    waiting: Waiting | None = None
+    waiting: ContainerWaiting | None = None
     running: dict[str, JsonValue] | None = None
     terminated: Terminated | None = None
 
@@ -129,7 +129,7 @@ class JobSpec(_Document):
     suspend: bool = False
 
 
-class Job(_Document):
+class KubernetesJob(_Document):
     metadata: Metadata
     spec: JobSpec = JobSpec()
     status: _Status = _Status()
@@ -163,7 +163,7 @@ _Kind = TypeVar("_Kind", bound=_Document)
 
 
 @dataclass(frozen=True)
-class Connection:
+class ApiConnection:
     """To one API server, for a few calls, each of which may raise ``ClusterUnavailableError``."""
 
     cluster: str
@@ -256,7 +256,7 @@ class KubernetesApi:
         )
 
     @asynccontextmanager
-    async def connected(self) -> AsyncIterator[Connection]:
+    async def connected(self) -> AsyncIterator[ApiConnection]:
         """A connection with the token and the authorities of now. Raises ``ClusterUnavailableError``."""
         try:
             token = await asyncio.to_thread(read_token, self._jobs.token_file)
@@ -271,7 +271,7 @@ class KubernetesApi:
             timeout=_SECONDS,
             headers=authorization(token),
         ) as http:
-            yield Connection(self.cluster, http)
+            yield ApiConnection(self.cluster, http)
 
 
 def _message_in(body: bytes) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bdn.core.training.states import RankState
-from bdn.mirror.training.kubernetes_api import Job, Pod, Terminated
+from bdn.mirror.training.kubernetes_api import KubernetesJob, Pod, Terminated
 from bdn.mirror.training.manifests import FOLLOW, MAIN, PREPARE, WANT
 from bdn.wire.job_schema import SyncStatus
 from bdn.wire.run_schema import RunReport
@@ -63,7 +63,7 @@ def is_settled(pod: Pod | None) -> bool:
     return pod is not None and not pod.metadata.is_deleted
 
 
-def waits_for(job: Job | None, pods: Sequence[Pod], ranks: int) -> str | None:
+def waits_for(job: KubernetesJob | None, pods: Sequence[Pod], ranks: int) -> str | None:
     """What a job waits for before all its pods are on nodes; None if they are."""
     placed = {rank_of(pod) for pod in pods if pod.spec.node_name and not pod.metadata.is_deleted}
     if placed >= set(range(ranks)):

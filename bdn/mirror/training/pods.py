@@ -23,7 +23,7 @@ from bdn.mirror.db.identity import database_id
 from bdn.mirror.db.tables import TrainingJobRow
 from bdn.mirror.training import manifests
 from bdn.mirror.training.described import Describer
-from bdn.mirror.training.kubernetes_api import ClusterUnavailableError, Connection, Job, KubernetesApi, Pod
+from bdn.mirror.training.kubernetes_api import ApiConnection, ClusterUnavailableError, KubernetesApi, KubernetesJob, Pod
 from bdn.mirror.training.manifests import JOB_LABEL, OWNER_LABEL, WANT, name_of
 from bdn.mirror.training.pod_reports import has_ended, is_settled, pod_for, report_of, waits_for
 from bdn.mirror.training.runners import surviving
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 class _Seen:
     """The Jobs and pods of some training jobs, by training job."""
 
-    jobs: Mapping[str, Job]
+    jobs: Mapping[str, KubernetesJob]
     pods: Mapping[str, Sequence[Pod]]
 
 
@@ -115,7 +115,9 @@ class Pods:
 
     # --- one turn ---
 
-    async def _seen(self, connection: Connection, rows: Sequence[TrainingJobRow]) -> list[tuple[TrainingJobRow, _Seen]]:
+    async def _seen(
+        self, connection: ApiConnection, rows: Sequence[TrainingJobRow]
+    ) -> list[tuple[TrainingJobRow, _Seen]]:
         """Each row with what its namespace has. Listed after the rows were read: a pod that a row names has existed."""
         by_namespace: dict[str, list[TrainingJobRow]] = defaultdict(list)
         for row in rows:
@@ -131,7 +133,7 @@ class Pods:
             found += [(row, seen) for row in own]
         return found
 
-    async def _advance(self, connection: Connection, row: TrainingJobRow, seen: _Seen, now: float) -> None:
+    async def _advance(self, connection: ApiConnection, row: TrainingJobRow, seen: _Seen, now: float) -> None:
         job, pods = seen.jobs.get(row.id), seen.pods.get(row.id, [])
         try:
             if row.ending_at is not None:
@@ -147,7 +149,7 @@ class Pods:
             if row.status == "PENDING":
                 await self._wait(row, str(error), now)
 
-    async def _make(self, connection: Connection, row: TrainingJobRow, job: Job | None) -> None:
+    async def _make(self, connection: ApiConnection, row: TrainingJobRow, job: KubernetesJob | None) -> None:
         """Create the objects of a job that are not there."""
         if row.id in self._made and job is not None:
             return
@@ -170,7 +172,7 @@ class Pods:
         else:
             self._made.add(row.id)
 
-    async def _deploy(self, row: TrainingJobRow, job: Job | None, pods: Sequence[Pod], now: float) -> None:
+    async def _deploy(self, row: TrainingJobRow, job: KubernetesJob | None, pods: Sequence[Pod], now: float) -> None:
         """The step of a PENDING job: all its pods are on nodes, or one of them, or the Job itself, has failed."""
         chosen = [pod_for(pods, number, "") for number in range(len(row.ranks))]
         ended = [
@@ -206,11 +208,11 @@ class Pods:
             if fresh is not None and fresh.status == "PENDING" and fresh.ending_at is None:
                 fresh.waiting_for, fresh.updated_at = reason, now
 
-    async def _end(self, row: TrainingJobRow, job: Job | None) -> None:
+    async def _end(self, row: TrainingJobRow, job: KubernetesJob | None) -> None:
         if job is not None and not job.metadata.is_deleted:
             await self.stop(row)
 
-    async def _report(self, row: TrainingJobRow, job: Job | None, pods: Sequence[Pod]) -> None:
+    async def _report(self, row: TrainingJobRow, job: KubernetesJob | None, pods: Sequence[Pod]) -> None:
         """Record the ranks. Those that ended by themselves first: then Kubernetes deletes the other pods of their Job."""
         chosen = {
             number: pod_for(pods, number, rank["boot_id"])
@@ -250,7 +252,7 @@ class Pods:
             staged[number] = {"bytes_done": sum(stage["bytes_done"] for stage in own), "bytes_total": total}
         return staged
 
-    async def _let_go(self, connection: Connection, row: TrainingJobRow, pods: Sequence[Pod]) -> None:
+    async def _let_go(self, connection: ApiConnection, row: TrainingJobRow, pods: Sequence[Pod]) -> None:
         """Tell the pods of a job that runs to start its commands."""
         going = [
             pod
@@ -269,7 +271,7 @@ class Pods:
                 if pod.metadata.annotations.get(WANT) != "go":
                     group.create_task(let_go(pod))
 
-    async def _remove_strays(self, connection: Connection) -> None:
+    async def _remove_strays(self, connection: ApiConnection) -> None:
         """Delete Jobs whose training jobs are over for the mirror: given up, or made while they were stopped."""
         selector = f"{OWNER_LABEL}={await database_id(self.database)}"
         for namespace in self.trusted.job_namespaces:

@@ -4,8 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from bdn.mirror.training.kubernetes_api import Job as KubernetesJob
-from bdn.mirror.training.kubernetes_api import Pod
+from bdn.mirror.training.kubernetes_api import KubernetesJob, Pod
 from bdn.mirror.training.pod_reports import is_settled, pod_for, rank_of, report_of, waits_for
 from bdn.wire.run_schema import RunReport
 

@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from node_agent.background_tasks import BackgroundTasks, in_thread, to_the_end
+from bdn.disk.threads import in_thread, to_the_end
+from node_agent.background_tasks import BackgroundTasks
 
 
 async def test_a_canceled_caller_waits_for_its_thread() -> None:
