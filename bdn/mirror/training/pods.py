@@ -125,7 +125,7 @@ class Pods:
         found: list[tuple[TrainingJobRow, _Seen]] = []
         for namespace, own in by_namespace.items():
             selector = f"{JOB_LABEL} in ({','.join(row.id for row in own)})"
-            jobs = await connection.listed(Job, _jobs(namespace), selector)
+            jobs = await connection.listed(KubernetesJob, _jobs(namespace), selector)
             pods: dict[str, list[Pod]] = defaultdict(list)
             for pod in await connection.listed(Pod, _pods(namespace), selector):
                 pods[pod.metadata.labels[JOB_LABEL]].append(pod)
@@ -275,7 +275,7 @@ class Pods:
         """Delete Jobs whose training jobs are over for the mirror: given up, or made while they were stopped."""
         selector = f"{OWNER_LABEL}={await database_id(self.database)}"
         for namespace in self.trusted.job_namespaces:
-            for job in await connection.listed(Job, _jobs(namespace), selector):
+            for job in await connection.listed(KubernetesJob, _jobs(namespace), selector):
                 if job.is_finished or job.metadata.is_deleted:
                     continue
                 async with self.database.read() as session:
