@@ -150,7 +150,7 @@ def attach_read_only(source: Path, target: Path, owners: int | None = None) -> N
     The mount is private, read-only, nosuid and nodev before it is attached, and so are its copies that other mount
     namespaces get by propagation. ``ENOSYS`` before Linux 5.12.
 
-    ``owners`` is a user namespace: the mount shows files as owned by nobody if their owner is not in it. ``EINVAL``:
+    ``owners`` is a user namespace: the mount shows files without an owner if their owner is not in it. ``EINVAL``:
     the file system cannot do that.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC

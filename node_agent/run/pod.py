@@ -162,7 +162,7 @@ def _below(root: Path, place: str) -> Path:
 
 
 async def follow(settings: PodSettings, root: Path) -> None:
-    """Pass on ``go``; send output and checkpoints until the rank has ended and the mirror has all of it.
+    """Pass on ``go``; send output and checkpoints until the rank has ended and the mirror has stored both.
 
     SIGTERM does not end it while a process of the rank lives: the rest is sent after its end. Raises ``BdnError``: some of it
     is given up, because the mirror took nothing for an hour, or refused it for an hour.

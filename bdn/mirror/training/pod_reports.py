@@ -104,7 +104,7 @@ def _sync_status(pod: Pod) -> SyncStatus | None:
 
 
 def _lost(pod: Pod) -> ErrorBody | None:
-    """Why the containers of a pod are not heard of any more."""
+    """Why the kubelet reports nothing of a pod any more."""
     node = f"its node {pod.spec.node_name}"
     if pod.status.phase == "Unknown" or pod.status.reason == "NodeLost":
         return _error("NODE_LOST", f"{node} does not answer: {pod.status.message or 'no reason given'}")

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Listed:
     """The Jobs and pods of some training jobs, by training job."""
 
     jobs: Mapping[str, KubernetesJob]
@@ -117,23 +117,23 @@ class Pods:
 
     async def _seen(
         self, connection: ApiConnection, rows: Sequence[TrainingJobRow]
-    ) -> list[tuple[TrainingJobRow, _Seen]]:
+    ) -> list[tuple[TrainingJobRow, _Listed]]:
         """Each row with what its namespace has. Listed after the rows were read: a pod that a row names has existed."""
         by_namespace: dict[str, list[TrainingJobRow]] = defaultdict(list)
         for row in rows:
             by_namespace[_namespace(row)].append(row)
-        found: list[tuple[TrainingJobRow, _Seen]] = []
+        found: list[tuple[TrainingJobRow, _Listed]] = []
         for namespace, own in by_namespace.items():
             selector = f"{JOB_LABEL} in ({','.join(row.id for row in own)})"
             jobs = await connection.listed(KubernetesJob, _jobs(namespace), selector)
             pods: dict[str, list[Pod]] = defaultdict(list)
             for pod in await connection.listed(Pod, _pods(namespace), selector):
                 pods[pod.metadata.labels[JOB_LABEL]].append(pod)
-            seen = _Seen({job.metadata.labels[JOB_LABEL]: job for job in jobs}, pods)
+            seen = _Listed({job.metadata.labels[JOB_LABEL]: job for job in jobs}, pods)
             found += [(row, seen) for row in own]
         return found
 
-    async def _advance(self, connection: ApiConnection, row: TrainingJobRow, seen: _Seen, now: float) -> None:
+    async def _advance(self, connection: ApiConnection, row: TrainingJobRow, seen: _Listed, now: float) -> None:
         job, pods = seen.jobs.get(row.id), seen.pods.get(row.id, [])
         try:
             if row.ending_at is not None:
@@ -253,7 +253,7 @@ class Pods:
         return staged
 
     async def _let_go(self, connection: ApiConnection, row: TrainingJobRow, pods: Sequence[Pod]) -> None:
-        """Tell the pods of a job that runs to start its commands."""
+        """Let the pods of a RUNNING job start its commands."""
         going = [
             pod
             for number, want in enumerate(wants_of(row))

@@ -283,7 +283,7 @@ def _record_of(row: TrainingJobRow, rank: int, cluster: str, node: str | None) -
 
 
 def _own_record(row: TrainingJobRow, rank: int, caller: Caller) -> Json | None:
-    """The record of a rank of the caller: a pod has its own, an agent those of its cluster's agents, an operator all."""
+    """The record of a rank of the caller: a pod has its own, an agent each rank on an agent of its cluster, an operator all."""
     if caller.cluster not in (None, row.cluster) or not 0 <= rank < len(row.ranks):
         return None
     record: Json = row.ranks[rank]
