@@ -24,6 +24,7 @@ MODEL: Final[Mapping[str, Content]] = {"config.json": b"{}", "deep/model.safeten
 SLOW_SIZE: Final = 16 * 1024**2
 SLOW: Final[Mapping[str, Content]] = {"config.json": b"{}", "slow.safetensors": GeneratedContent(SLOW_SIZE, 2)}
 SLOW_SECONDS: Final = 300.0
+LARGE: Final = {"large.safetensors": GeneratedContent(600 * 1024**2, 4)}  # than the cache of an agent here
 SOURCE: Final = {"source": "hf://org/model@main"}
 CROWDS: Final = (1, 10, 50)
 READERS: Final = ("inline", "second", "other", "claim", "slow")
@@ -87,7 +88,14 @@ async def refused(cluster: Cluster) -> Json:
     await cluster.run_inline("revision", {"source": "hf://org/model@none"}, node=node)
     await cluster.run_inline("publish-secret", SOURCE, node=node, secret="hub")
     await cluster.run_inline("no-secret", {**SOURCE, "secretName": "none"}, node=node)
-    codes = {"revision": "REVISION_NOT_FOUND", "publish-secret": "INVALID_REQUEST", "no-secret": "SECRET_NOT_FOUND"}
+    cluster.hub.repo("org/large").commit(LARGE)
+    await cluster.run_inline("large", {"source": "hf://org/large"}, node=node)
+    codes = {
+        "revision": "REVISION_NOT_FOUND",
+        "publish-secret": "INVALID_REQUEST",
+        "no-secret": "SECRET_NOT_FOUND",
+        "large": "CACHE_TOO_SMALL",
+    }
     events = {name: await cluster.refused(name, code) for name, code in codes.items()}
     await cluster.deleted(*codes)
     return events

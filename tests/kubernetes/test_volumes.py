@@ -67,6 +67,8 @@ def test_refusals__are_events_of_the_pod_with_code_and_remedy(report: Report) ->
     assert "code = InvalidArgument" in events["publish-secret"]
     assert "bdn-admin secrets set" in events["publish-secret"]
     assert "code = NotFound" in events["no-secret"]
+    assert "code = FailedPrecondition" in events["large"]
+    assert "CACHE_TOO_SMALL" in events["large"]
 
 
 def test_mirror_of_another_namespace__is_not_found(report: Report) -> None:
