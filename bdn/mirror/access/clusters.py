@@ -85,12 +85,21 @@ class PodJobs(_Strict):
 
     image: Line
     url: Annotated[StrictStr, AfterValidator(_url)]
+    url_ca: Annotated[StrictStr, Field(pattern=f"^{_SUBDOMAIN}$")] | None = (
+        None  # ConfigMap with ca.crt; None: the image's
+    )
     api: Annotated[StrictStr, AfterValidator(_api)] = "https://kubernetes.default.svc"
     ca: Path = _ACCOUNT_FOLDER / "ca.crt"
     token_file: Path = _ACCOUNT_FOLDER / "token"
     queue: Annotated[StrictStr, Field(pattern=f"^{_LABEL}$")] | None = None  # of Kueue
     cache_claim: Annotated[StrictStr, Field(pattern=f"^{_SUBDOMAIN}$")] | None = None  # of training caches
     gpus: dict[Line, GpuNodes] = {}  # by the type as jobs name it
+
+    @model_validator(mode="after")
+    def _check_url(self) -> PodJobs:
+        if self.url_ca is not None and not self.url.startswith("https://"):
+            raise ValueError("url_ca is for an https url")
+        return self
 
     def gpu(self, kind: str) -> GpuNodes | None:
         return next((nodes for name, nodes in self.gpus.items() if name.upper() == kind.upper()), None)

@@ -29,6 +29,8 @@ _KEPT_SECONDS: Final = 86400  # of a Job that has ended, for kubectl
 _GRACE_SECONDS: Final = 60  # from SIGTERM to SIGKILL: start.sh needs half a minute
 _PUSH_GRACE_SECONDS: Final = 3660  # the same where checkpoints may have to be pushed
 _TOKEN_SECONDS: Final = 3600
+_AUTHORITIES_FOLDER: Final = "/etc/bdn"
+_AUTHORITIES: Final = "ca.crt"
 _TOKEN_FOLDER: Final = "/var/run/secrets/bdn"  # noqa: S105 - a path
 _DOCKER_HUB: Final = "https://index.docker.io/v1/"  # as the kubelet looks docker.io up
 _DRIVER: Final = "csi.bdn.dev"
@@ -156,6 +158,8 @@ def _pod(job: PodJob) -> Manifest:
 def _bdn(job: PodJob, name: str, command: str) -> Manifest:
     """Root, as ``main``, whose files it reads whatever their modes; without any other privilege."""
     plain = {"BDN_URL": job.jobs.url, "BDN_AGENT_TOKEN_FILE": f"{_TOKEN_FOLDER}/token", "BDN_RUN": job.run}
+    if job.jobs.url_ca is not None:
+        plain["BDN_TLS_CA"] = f"{_AUTHORITIES_FOLDER}/{_AUTHORITIES}"
     fields = {"BDN_NODE": "spec.nodeName", "BDN_POD_UID": "metadata.uid"}
     env: list[JsonValue] = [{"name": variable, "value": value} for variable, value in plain.items()]
     env += [{"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}} for variable, path in fields.items()]
@@ -221,6 +225,9 @@ def _volumes(job: PodJob) -> Iterator[Manifest]:
         yield {"name": "caches", "persistentVolumeClaim": {"claimName": job.jobs.cache_claim}}
     want: Manifest = {"path": "want", "fieldRef": {"fieldPath": f"metadata.annotations['{WANT}']"}}
     yield {"name": "podinfo", "downwardAPI": {"items": [want]}}
+    if job.jobs.url_ca is not None:
+        keys: list[JsonValue] = [{"key": _AUTHORITIES, "path": _AUTHORITIES}]
+        yield {"name": "authorities", "configMap": {"name": job.jobs.url_ca, "items": keys}}
     token: Manifest = {"audience": job.audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
     yield {"name": "token", "projected": {"sources": [{"serviceAccountToken": token}]}}
 
@@ -232,6 +239,8 @@ def _mounts_of_bdn(job: PodJob, container: str) -> Iterator[Manifest]:
     yield _mount("rank", "/rank")
     yield _mount("run", "/rank/shared")
     yield _mount("token", _TOKEN_FOLDER, readOnly=True)
+    if job.jobs.url_ca is not None:
+        yield _mount("authorities", _AUTHORITIES_FOLDER, readOnly=True)
     if container == PREPARE:
         yield _mount("workspace", WORKSPACE)
         if ARCHIVE in job.mounts:

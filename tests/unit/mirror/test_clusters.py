@@ -95,6 +95,7 @@ def test_load__example_of_the_documentation__is_valid(tmp_path: Path) -> None:
     ('image = "bdn"\n', "", "clusters.gpu.jobs.image: Field required"),
     ("http://mirror.bdn.svc:8460", "mirror:8460", "clusters.gpu.jobs.url"),
     ('image = "bdn"', 'image = "bdn"\napi = "http://api.example"', "clusters.gpu.jobs.api"),
+    ('image = "bdn"', 'image = "bdn"\nurl_ca = "authorities"', "url_ca is for an https url"),
     ('image = "bdn"', 'image = "bdn"\nqueue = "A queue"', "clusters.gpu.jobs.queue"),
     ('image = "bdn"', 'image = "bdn"\ncache_claim = "../x"', "clusters.gpu.jobs.cache_claim"),
     ('image = "bdn"', 'image = "bdn"\nimagePullPolicy = "x"', "clusters.gpu.jobs.imagePullPolicy"),

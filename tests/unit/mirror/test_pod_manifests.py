@@ -74,10 +74,11 @@ def mounts(job: PodJob, name: str) -> dict[str, str]:
 
 
 BARE: Final = described(SMALL, PodJobs(image="bdn:1", url="http://mirror:8460"), mounts=(), caches={}, login=None)
+PRIVATE: Final = SETTINGS.model_copy(update={"url": "https://mirror:8460", "url_ca": "authorities"})
 
 
 @pytest.mark.parametrize("version", ["1.30", "1.37"])
-@pytest.mark.parametrize("job", [described(), BARE], ids=["full", "bare"])
+@pytest.mark.parametrize("job", [described(), described(settings=PRIVATE), BARE], ids=["full", "private", "bare"])
 def test_objects__are_accepted_by_the_schemas(job: PodJob, version: str) -> None:
     for made in (job_of(job), service_of(job, "uid"), secret_of(job, LOGIN, "uid")):
         kubernetes_validate.validate(made, version, strict=True)
@@ -162,6 +163,16 @@ def test_containers_of_bdn__have_the_token_and_only_what_they_need_of_the_job() 
     volumes = {one["name"]: one for one in pod(described())["volumes"]}
     (token,) = volumes["token"]["projected"]["sources"]
     assert token["serviceAccountToken"]["audience"] == "bdn"
+
+
+def test_containers_of_bdn__have_the_authorities_of_a_mirror_with_a_certificate_of_its_own() -> None:
+    job = described(settings=PRIVATE)
+    for name in ("prepare", "bdn"):
+        (file,) = [one["value"] for one in container(job, name)["env"] if one["name"] == "BDN_TLS_CA"]
+        folder, _, key = file.rpartition("/")
+        (volume,) = [one for one in pod(job)["volumes"] if one["name"] == mounts(job, name)[folder]]
+        assert volume["configMap"] == {"name": "authorities", "items": [{"key": "ca.crt", "path": key}]}
+    assert "authorities" not in mounts(job, "main").values()
 
 
 def test_volumes_of_the_mirror__are_read_only_and_named_by_mirror_and_place() -> None:
