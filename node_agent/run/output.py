@@ -31,7 +31,7 @@ _PIECE: Final = 1024**2
 _FREED_BYTES: Final = 64 * 1024**2  # of dropped lines, at once: a fast job writes on while they are counted
 _COUNTED_BYTES: Final = 2 * 1024**3  # dropped at once with its lines counted: a sparse file has terabytes to read
 _AGAIN_SECONDS: Final = 10.0
-_PAUSE_SECONDS: Final = 0.3  # while there is no output
+_PAUSE_SECONDS: Final = 0.3  # between two reads of a file without new output
 _PATIENT: Final = OutageRetry(policy=RetryPolicy(inf, first_seconds=0.5, longest_seconds=2.0))
 
 

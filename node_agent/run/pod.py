@@ -108,14 +108,14 @@ async def prepare(settings: PodSettings, root: Path) -> None:
     """
     _on_sigterm(lambda: os._exit(128 + signal.SIGTERM))
     began = time.monotonic()
-    waits = OutageRetry(_told, _POLICY)
+    waits = OutageRetry(_log_outage, _POLICY)
     async with settings.client() as mirror:
         spec = await waits.ask(lambda: _spec(mirror, settings, began))
     await in_thread(_fill, root, spec)
     logger.info("rank prepared", extra={"run": spec.run, "rank": spec.rank})
 
 
-def _told(error: BdnError | None) -> None:
+def _log_outage(error: BdnError | None) -> None:
     if error is not None:
         logger.warning("waiting for the mirror: %s", error)
 
@@ -262,7 +262,7 @@ class Follower:
             authorities=Authorities(self.settings.tls_ca),
             data_dir=self.directory.path,
             most_bytes=self.record.checkpoint_bytes,
-            outages=NotingRetry(_told, _POLICY, self._renew),
+            outages=NotingRetry(_log_outage, _POLICY, self._renew),
         )
         async with syncing as syncer:
             while not self._over.is_set():

@@ -17,7 +17,7 @@ from tests.doubles.http_origin import Answer, Origin, Request
 from tests.doubles.request_log import RequestLog
 
 KEYS_PATH: Final = "/openid/v1/jwks"
-POD_UID: Final = "8f5e7c9e-0d6f-4b0e-8a55-0f4b2a6c8d10"  # the uid of a pod that nobody named
+POD_UID: Final = "8f5e7c9e-0d6f-4b0e-8a55-0f4b2a6c8d10"  # of a pod for which a test gives no uid
 Json = dict[str, Any]
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 

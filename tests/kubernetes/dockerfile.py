@@ -33,7 +33,7 @@ def read_dockerfile(file: Path) -> list[Instruction]:
 
 
 def split_base(instructions: list[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
-    """The instructions up to the first RUN, which installs the locked requirements, and those of the project."""
+    """The instructions up to the first RUN, which installs the locked requirements, and the instructions of the project."""
     first = next(number for number, each in enumerate(instructions) if each.word == "RUN") + 1
     return instructions[:first], instructions[first:]
 

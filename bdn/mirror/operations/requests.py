@@ -83,7 +83,7 @@ class OperationRequests:
         Raises:
             InvalidRequestError: the selectors contradict each other, or the plan is not one or has not ended.
             NotFoundError: the source or manifest was never mirrored, no agent of that name ever sent a heartbeat, or
-                there is no such plan.
+                no operation has the id of the plan.
         """
         request.check()
         if request.plan is not None:
